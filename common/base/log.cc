@@ -1,0 +1,45 @@
+#include "common/base/log.h"
+
+#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/spdlog.h>
+
+#include <memory>
+#include <string>
+
+namespace k3::log {
+
+namespace {
+
+spdlog::level::level_enum native(Level level) {
+    switch (level) {
+        case Level::debug:
+            return spdlog::level::debug;
+        case Level::info:
+            return spdlog::level::info;
+        case Level::warn:
+            return spdlog::level::warn;
+        case Level::error:
+            return spdlog::level::err;
+    }
+    return spdlog::level::info;
+}
+
+}  // namespace
+
+void init(std::string_view service, std::string_view run, Level level) {
+    auto sink = std::make_shared<spdlog::sinks::stderr_sink_mt>();
+    auto logger = std::make_shared<spdlog::logger>(std::string(service), std::move(sink));
+    std::string pattern = "%Y-%m-%d %H:%M:%S.%e %l %n";
+    if (!run.empty()) pattern += " run=" + std::string(run);
+    logger->set_pattern(pattern + " %v");
+    logger->set_level(native(level));
+    logger->flush_on(spdlog::level::debug);
+    spdlog::set_default_logger(std::move(logger));
+}
+
+void debug(std::string_view line) { spdlog::debug("{}", line); }
+void info(std::string_view line) { spdlog::info("{}", line); }
+void warn(std::string_view line) { spdlog::warn("{}", line); }
+void error(std::string_view line) { spdlog::error("{}", line); }
+
+}  // namespace k3::log

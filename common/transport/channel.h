@@ -1,0 +1,88 @@
+#pragma once
+// The calling side: one DEALER socket to one service, with deadlines and signs of life.
+//
+// A caller must tell three silences apart: the peer computes (pongs keep coming), the peer is gone
+// (no pong for `liveness_ms`), and the peer was restarted (a pong with another instance: the call
+// died with the old process and will never be answered). The last two end every outstanding call
+// with `unavailable` at once; whether to repeat is the caller's decision, because only it knows
+// which calls are pure.
+//
+// One thread uses a Channel. Calls may be outstanding in any number and are answered in any order.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/base/deadline.h"
+#include "common/base/result.h"
+#include "common/transport/messages/envelope.h"
+
+namespace k3::transport {
+
+struct Reply {
+    msg::Body body;
+    std::vector<msg::Bytes> frames;
+};
+
+class Channel {
+  public:
+    struct Options {
+        std::string endpoint;
+        std::string peer;  // how errors call it: "experts-1"
+        std::uint64_t run_id = 0;
+        std::int64_t ping_ms = 250;       // while calls are outstanding
+        std::int64_t liveness_ms = 2000;  // silence that means gone
+        std::size_t max_message_bytes = std::size_t{1} << 30U;
+    };
+    /// Connects lazily: no peer needs to exist yet. Error: invalid_argument (malformed endpoint).
+    static Result<std::unique_ptr<Channel>> create(Options options);
+    ~Channel();
+    Channel(const Channel&) = delete;
+    Channel& operator=(const Channel&) = delete;
+
+    /// Says hello until the peer answers that it is ready. Must precede send().
+    /// Errors: unavailable or deadline_exceeded (naming peer, endpoint, its state and progress),
+    /// incompatible (protocol versions), or the failure the peer reports.
+    /// Called again after `unavailable` to meet the new instance.
+    Result<msg::Announcement> hello(const std::vector<msg::SegmentProbe>& probes,
+                                    Deadline deadline);
+
+    /// One question about the peer's state; does not need hello().
+    Result<msg::Pong> ping(Deadline deadline);
+
+    /// Sends a request and returns its call id. Error: unavailable (no hello, or queue full).
+    Result<std::uint64_t> send(msg::Body body, std::vector<msg::Bytes> frames = {});
+    /// Sends without wanting a reply; lost silently if the peer is gone.
+    void post(msg::Body body);
+
+    /// The next reply to `call_id` (a streamed call has several; `more` says whether to keep the
+    /// call outstanding). A Failure reply comes back as its Error, with the service named.
+    /// Errors: unavailable (gone or restarted), deadline_exceeded.
+    Result<Reply> receive(std::uint64_t call_id, Deadline deadline, bool more = false);
+    /// Ends interest in a streamed call.
+    void forget(std::uint64_t call_id) noexcept;
+
+    /// send + receive.
+    Result<Reply> call(msg::Body body, std::vector<msg::Bytes> frames, Deadline deadline);
+
+    const Options& options() const noexcept;
+
+  private:
+    class Impl;
+    explicit Channel(std::unique_ptr<Impl> impl);
+    std::unique_ptr<Impl> impl_;
+};
+
+/// The reply's body as T, or an internal error naming both types.
+template <typename T>
+Result<T> expect(Result<Reply> reply, const std::string& peer) {
+    if (!reply.has_value()) return std::move(reply).error();
+    if (T* body = std::get_if<T>(&reply->body)) return std::move(*body);
+    return Error{ErrorCode::internal,
+                 peer + " answered with an unexpected " + std::string(msg::name_of(reply->body)),
+                 "check that the endpoint belongs to the right service"};
+}
+
+}  // namespace k3::transport

@@ -1,0 +1,63 @@
+#pragma once
+// The first frame of every message, as a plain struct, and its codec.
+//
+// Decoding is the one place where bytes from outside become values. It validates everything that
+// can be judged without knowing the model: version, sizes, union members, text lengths, tensor
+// shapes against 64-bit overflow, list lengths against the limits below. What depends on the model
+// (layer, expert, row width, position) is validated by the handler.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <variant>
+
+#include "common/base/result.h"
+#include "common/transport/messages/control.h"
+#include "common/transport/messages/experts.h"
+#include "common/transport/messages/gateway.h"
+#include "common/transport/messages/sampler.h"
+#include "common/transport/messages/tokenizer.h"
+#include "common/transport/messages/trunk.h"
+#include "common/transport/messages/types.h"
+
+namespace k3::msg {
+
+using Body =
+    std::variant<Failure,
+                 // control
+                 Hello, Announcement, Ping, Pong, GetStatistics, Statistics, Shutdown, Done,
+                 // tokenizer
+                 Encode, Encoded, RenderChat, RenderedChat, Decode, Decoded,
+                 // trunk
+                 OpenSession, ForkSession, DropSession, Step, StepResult,
+                 // experts
+                 ExpertCall, PartialSums, Prefetch,
+                 // sampler
+                 Sample, Sampled,
+                 // gateway
+                 Submit, Accepted, PrefillProgress, TokenEvent, Finished, Cancel>;
+
+struct Envelope {
+    std::uint64_t run_id = 0;
+    std::uint64_t call_id = 0;
+    Body body;
+};
+
+/// "Step", "ExpertCall", ...: for error sentences and debug logs.
+std::string_view name_of(const Body& body) noexcept;
+
+/// The envelope frame, ready to send.
+Bytes encode(const Envelope& envelope);
+
+/// Bounds of a decoded message; more is `invalid_argument` with the field, number and limit named.
+inline constexpr std::size_t kMaxEnvelopeBytes = std::size_t{64} << 20U;
+inline constexpr std::size_t kMaxTextBytes = std::size_t{8} << 20U;
+inline constexpr std::size_t kMaxStepRows = 65536;
+
+/// Errors: invalid_argument (not a message, a value out of bounds), incompatible (another protocol
+/// version, naming both), unsupported (a union member or enumerant this build does not know).
+/// `call_id_hint` receives the call id whenever the envelope was readable that far (else 0), so
+/// that even a refused message can be answered. Never throws, never reads outside `frame`.
+Result<Envelope> decode(std::span<const std::byte> frame, std::uint64_t& call_id_hint);
+
+}  // namespace k3::msg

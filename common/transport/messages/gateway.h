@@ -1,0 +1,80 @@
+#pragma once
+// Plain forms of proto/gateway.capnp, which documents every field.
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "common/transport/messages/sampler.h"
+#include "common/transport/messages/types.h"
+
+namespace k3::msg {
+
+enum class WantLogits : std::uint16_t { none, generated, all };
+enum class FinishReason : std::uint16_t {
+    stop_id,
+    stop_string,
+    max_tokens,
+    context_full,
+    cancelled
+};
+
+std::string_view to_string(FinishReason reason) noexcept;
+
+struct TextInput {
+    std::string text;
+};
+struct IdsInput {
+    std::vector<std::uint32_t> ids;
+};
+struct ChatInput {
+    std::string json;
+};
+
+struct Submit {
+    std::variant<TextInput, IdsInput, ChatInput> input;
+    bool recognise_specials = false;
+    SamplingParams params;
+    std::uint32_t max_tokens = 0;
+    std::vector<std::string> stop_strings;
+    std::vector<std::uint32_t> stop_ids;
+    bool ignore_eos = false;
+    std::uint32_t n_logprobs = 0;
+    WantLogits want_logits = WantLogits::none;
+    bool skip_specials = false;
+};
+
+struct Accepted {
+    std::uint64_t request = 0;
+    std::vector<std::uint32_t> prompt_ids;
+};
+
+struct PrefillProgress {
+    std::uint32_t prompt_done = 0;
+    std::uint32_t prompt_total = 0;
+};
+
+struct TokenEvent {
+    std::vector<std::uint32_t> ids;
+    std::string text;
+    std::vector<SampledRow> logprobs;
+    Tensor logits;
+};
+
+struct Finished {
+    FinishReason reason = FinishReason::stop_id;
+    std::uint32_t n_prompt = 0;
+    std::uint32_t n_generated = 0;
+    std::uint32_t stop_id = 0;
+    std::string stop_string;
+    std::uint64_t prefill_ns = 0;
+    std::uint64_t decode_ns = 0;
+};
+
+struct Cancel {
+    std::uint64_t request = 0;
+};
+
+}  // namespace k3::msg

@@ -1,0 +1,106 @@
+#pragma once
+// The answering side of a service: one ROUTER socket and its connection thread.
+//
+// The connection thread owns the socket. It decodes, answers Ping, Hello and GetStatistics itself
+// (so a service that computes for minutes still counts as alive), refuses garbage with an error
+// reply, and puts every other request into a bounded queue. The service's own thread takes requests
+// with next() and answers through the Responder; its replies go back through the same thread.
+//
+// While the service is loading, everything but control is refused as unavailable with the progress.
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/base/deadline.h"
+#include "common/base/result.h"
+#include "common/transport/messages/envelope.h"
+
+namespace k3::transport {
+
+class ServerImpl;
+
+/// Sends replies to one request; copyable, usable from the service's threads, harmless after the
+/// server or the client is gone.
+class Responder {
+  public:
+    Responder() = default;
+    /// False once the client is known to be gone; what it sends is dropped then.
+    bool send(msg::Body body, std::vector<msg::Bytes> frames = {}) const;
+    bool send_error(const Error& error) const;  // `service` is the server's own name
+    bool send_failure(msg::Failure failure) const;
+    bool wants_reply() const noexcept { return call_id_ != 0; }
+
+  private:
+    friend class ServerImpl;
+    std::weak_ptr<ServerImpl> server_;
+    std::string identity_;  // ROUTER routing id
+    std::uint64_t call_id_ = 0;
+};
+
+struct Request {
+    msg::Envelope envelope;
+    std::vector<msg::Bytes> frames;  // frames[0] is multipart frame 1
+    Responder responder;
+};
+
+class Server {
+  public:
+    struct Options {
+        std::string endpoint;  // ipc:///path or tcp://address:port
+        std::uint64_t run_id = 0;
+        msg::Announcement announcement;  // kind, name, version...; instance is filled in here
+        std::size_t max_queue = 256;     // further requests get resource_exhausted
+        std::size_t max_message_bytes = std::size_t{1} << 30U;
+        bool insecure = false;  // allow tcp on a non-loopback address
+        int lifeline_fd = -1;   // end of file on it means the launcher died: stop
+    };
+
+    /// Binds at once, in state loading. Errors: resource_exhausted ("... is taken by another
+    /// process", with the path or port), invalid_argument (malformed endpoint, path over 107 bytes,
+    /// non-loopback without `insecure`), io (directory missing, no permission).
+    /// A socket file left by a dead process is removed and replaced.
+    static Result<std::unique_ptr<Server>> create(Options options);
+
+    /// Stops the thread, closes the socket, removes the ipc file.
+    ~Server();
+    Server(const Server&) = delete;
+    Server& operator=(const Server&) = delete;
+
+    /// For Pong and for refusals while loading. Any thread.
+    void set_progress(std::uint32_t permille, std::string detail);
+    /// Replaces what Hello answers (facts, fingerprint, arena) and switches to ready.
+    void set_ready(msg::Announcement announcement);
+    /// Called on the connection thread for GetStatistics; must be thread-safe and quick.
+    void set_statistics(std::function<std::vector<msg::Counter>()> counters);
+
+    /// The next request, or nothing at the deadline or when stopping.
+    std::optional<Request> next(Deadline deadline);
+    /// The next request if one is waiting.
+    std::optional<Request> try_next();
+
+    /// A file descriptor that is readable while requests wait or a stop was asked
+    /// (level-triggered), for services that poll several things.
+    int wait_fd() const noexcept;
+
+    /// True after Shutdown, SIGTERM, SIGINT or the end of the lifeline.
+    bool stopping() const noexcept;
+    void request_stop() noexcept;
+
+    std::uint64_t instance() const noexcept;
+    const std::string& endpoint() const noexcept;
+
+  private:
+    explicit Server(std::shared_ptr<ServerImpl> impl);
+    std::shared_ptr<ServerImpl> impl_;
+};
+
+/// Routes SIGTERM and SIGINT to Server::request_stop of every living server and ignores SIGPIPE.
+/// After a second signal, or 3 seconds without a clean end, the process exits by itself.
+void install_stop_signals();
+
+}  // namespace k3::transport

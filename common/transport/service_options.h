@@ -1,0 +1,33 @@
+#pragma once
+// The settings every service has, and the start and end that all of them share.
+
+#include <cstdint>
+#include <string>
+
+#include "common/base/settings.h"
+#include "common/transport/server.h"
+
+namespace k3::transport {
+
+struct ServiceOptions {
+    std::string name;          // in logs, errors and announcements: "experts-1"
+    std::string listen;        // endpoint to bind; required
+    std::string run_id = "0";  // hex; names the shared-memory segments
+    std::string payload =
+        "shm";  // where replies' tensors go if the caller can read them, or "inline"
+    std::string log_level = "info";
+    std::int64_t lifeline_fd = -1;
+    bool insecure = false;
+
+    std::uint64_t run() const noexcept;
+    Server::Options server(msg::ServiceKind kind) const;
+};
+
+/// Declares them; `options.name` should hold the service's default name.
+void add_service_settings(Settings& settings, ServiceOptions& options);
+
+/// Logs the error as the last line, says it to callers for a moment if the server runs (state
+/// failed) and returns the exit code: `return fail(error, server.get());`
+int fail(const Error& error, Server* server);
+
+}  // namespace k3::transport

@@ -1,0 +1,128 @@
+# Spoken by every service besides its own conversation: who are you, are you alive, how busy.
+@0xadf277808eea9fbd;
+
+using Cxx = import "/capnp/c++.capnp";
+$Cxx.namespace("k3::wire");
+
+using Types = import "types.capnp";
+
+enum ServiceKind {
+  unknown @0;
+  gateway @1;
+  tokenizer @2;
+  trunk @3;
+  experts @4;
+  sampler @5;
+}
+
+enum State {
+  loading @0;
+  ready @1;
+  stopping @2;
+  failed @3;
+}
+
+struct Hello {
+  # First message of a caller on a connection, and again whenever the peer's instance changed.
+  probes @0 :List(Types.SegmentProbe);  # segments the caller will point into; at most 64
+}
+
+struct LayerRange {
+  first @0 :UInt32;  # zero-based
+  count @1 :UInt32;
+}
+
+struct TrunkFacts {
+  layers @0 :LayerRange;
+  totalLayers @1 :UInt32;
+  hiddenSize @2 :UInt32;
+  vocabSize @3 :UInt32;
+  maxPositions @4 :UInt64;    # context limit of one session
+  maxStepRows @5 :UInt32;     # more rows in a step are refused
+  maxSessions @6 :UInt32;
+  inVectors @7 :UInt32;       # vectors a row carries on entry (prefix + snapshots); 0: tokens
+  outVectors @8 :UInt32;      # vectors a row carries on exit; 0: logits
+}
+
+struct ExpertHolding {
+  layer @0 :UInt32;           # zero-based
+  experts @1 :Data;           # bit e of byte e/8 set: expert e is served
+}
+
+struct ExpertFacts {
+  nExperts @0 :UInt32;
+  latentSize @1 :UInt32;
+  holdings @2 :List(ExpertHolding);
+  maxCallRows @3 :UInt32;
+}
+
+struct TokenizerFacts {
+  vocabSize @0 :UInt32;
+  nRanks @1 :UInt32;          # ids below are byte-pair tokens, the rest special slots
+  stopIds @2 :List(UInt32);
+}
+
+struct SamplerFacts {
+  maxRows @0 :UInt32;
+}
+
+struct GatewayFacts {
+  modelName @0 :Text;
+  maxPositions @1 :UInt64;
+  vocabSize @2 :UInt32;
+  maxRequests @3 :UInt32;
+}
+
+struct Announcement {
+  # Answer to Hello. Compatible peers have the same protocol version and the same fingerprint.
+  kind @0 :ServiceKind;
+  name @1 :Text;              # as the pipeline calls it: "experts-1"
+  version @2 :Text;           # of the program: "0.1.0"
+  instance @3 :UInt64;        # random at start: another number means the process was restarted
+  state @4 :State;
+  fingerprint @5 :Text;       # of the checkpoint, 32 hex digits; empty: serves no checkpoint
+  arena @6 :Types.SegmentProbe;  # where its replies may lie; empty segment: it has no arena
+  probes @7 :List(Bool);      # answers to Hello.probes, in order
+  facts :union {
+    none @8 :Void;
+    gateway @9 :GatewayFacts;
+    tokenizer @10 :TokenizerFacts;
+    trunk @11 :TrunkFacts;
+    experts @12 :ExpertFacts;
+    sampler @13 :SamplerFacts;
+  }
+}
+
+struct Pong {
+  # Answer to Ping, given by the connection thread: it comes even while the service computes.
+  instance @0 :UInt64;
+  state @1 :State;
+  progressPermille @2 :UInt32;  # of loading
+  detail @3 :Text;              # what is being loaded, or why it failed
+}
+
+struct Counter {
+  name @0 :Text;              # snake_case, unit last: "expert_cache_hits", "bytes_read_bytes"
+  value @1 :UInt64;
+}
+
+struct Statistics {
+  # Answer to GetStatistics.
+  uptimeMs @0 :UInt64;
+  residentBytes @1 :UInt64;
+  queued @2 :UInt32;          # requests waiting in the service's queue
+  counters @3 :List(Counter);
+}
+
+struct ControlMessage {
+  union {
+    hello @0 :Hello;
+    announcement @1 :Announcement;
+    ping @2 :Void;
+    pong @3 :Pong;
+    getStatistics @4 :Void;
+    statistics @5 :Statistics;
+    shutdown @6 :Void;        # stop cleanly; answered with done before the socket closes
+    done @7 :Void;            # the answer of calls that return nothing
+  }
+}

@@ -1,0 +1,84 @@
+# Client -> gateway: submit a prompt, receive tokens as they come, cancel.
+@0xb2aa83a978489fc2;
+
+using Cxx = import "/capnp/c++.capnp";
+$Cxx.namespace("k3::wire");
+
+using Types = import "types.capnp";
+using Sampler = import "sampler.capnp";
+
+enum WantLogits {
+  none @0;
+  generated @1;     # the logits each generated token was chosen from
+  all @2;           # also those of every prompt position
+}
+
+struct Submit {
+  input :union {
+    text @0 :Data;            # UTF-8, at most 8 MiB
+    ids @1 :List(UInt32);
+    chatJson @2 :Data;        # tokenizer.capnp, RenderChat
+  }
+  recogniseSpecials @3 :Bool; # text only
+  params @4 :Sampler.SamplingParams;
+  maxTokens @5 :UInt32;       # 0: until a stop or the end of the context
+  stopStrings @6 :List(Text); # at most 16; the text ends before the first of them
+  stopIds @7 :List(UInt32);   # besides the model's own
+  ignoreEos @8 :Bool;         # the model's own stop ids do not stop
+  nLogprobs @9 :UInt32;
+  wantLogits @10 :WantLogits; # for tests and comparison of stages
+  skipSpecials @11 :Bool;     # leave special tokens out of the text
+}
+
+struct Accepted {
+  request @0 :UInt64;         # handle for Cancel
+  promptIds @1 :List(UInt32);
+}
+
+struct Progress {
+  promptDone @0 :UInt32;      # prompt rows computed so far
+  promptTotal @1 :UInt32;
+}
+
+struct TokenEvent {
+  ids @0 :List(UInt32);       # usually one
+  text @1 :Data;              # whole characters that became certain; may be empty
+  logprobs @2 :List(Sampler.SampledRow);  # one per id when nLogprobs > 0
+  logits @3 :Types.Tensor;    # [n, vocab_size] f32 as asked by wantLogits: with a first event
+                              # without ids the rows of the prompt, then one row per id
+}
+
+enum FinishReason {
+  stopId @0;
+  stopString @1;
+  maxTokens @2;
+  contextFull @3;
+  cancelled @4;
+}
+
+struct Finished {
+  reason @0 :FinishReason;
+  nPrompt @1 :UInt32;
+  nGenerated @2 :UInt32;
+  stopId @3 :UInt32;          # with reason stopId
+  stopString @4 :Text;        # with reason stopString
+  prefillNs @5 :UInt64;
+  decodeNs @6 :UInt64;
+}
+
+struct Cancel {
+  request @0 :UInt64;         # unknown ones are fine: it may just have finished
+}
+
+struct GatewayMessage {
+  # The replies to one Submit share its call id: accepted, progress and tokens any number of times,
+  # then finished or an Error, which are the last.
+  union {
+    submit @0 :Submit;
+    accepted @1 :Accepted;
+    progress @2 :Progress;
+    tokens @3 :TokenEvent;
+    finished @4 :Finished;
+    cancel @5 :Cancel;
+  }
+}
