@@ -44,8 +44,9 @@ struct TokenEvent {
   ids @0 :List(UInt32);       # usually one
   text @1 :Data;              # whole characters that became certain; may be empty
   logprobs @2 :List(Sampler.SampledRow);  # one per id when nLogprobs > 0
-  logits @3 :Types.Tensor;    # [n, vocab_size] f32 as asked by wantLogits: with a first event
-                              # without ids the rows of the prompt, then one row per id
+  logits @3 :Types.Tensor;    # [n, vocab_size] f32, always inline, as asked by wantLogits: events
+                              # without ids carry the rows of the prompt, chunk after chunk in
+                              # order of position, later events one row per id
 }
 
 enum FinishReason {

@@ -67,6 +67,10 @@ class Channel {
     /// send + receive.
     Result<Reply> call(msg::Body body, std::vector<msg::Bytes> frames, Deadline deadline);
 
+    /// Which service the last error returned here is about: the one a Failure named, else the peer.
+    /// For passing a failure on as a msg::Failure. Empty before the first error.
+    const std::string& failed_service() const noexcept;
+
     const Options& options() const noexcept;
 
   private:
