@@ -1,0 +1,27 @@
+#pragma once
+// The variants of the kernel table: one object file per instruction set.
+//
+// A variant is a .cc file compiled with its own ISA flags that includes the pieces (*.inc) inside
+// an unnamed namespace and exports one function. Nothing else may leave the object: an inline
+// function compiled with ISA flags could be the copy that the linker keeps for everyone and fault
+// on an older CPU. So variants include only the contract, intrinsics and C headers, and use
+// compiler builtins for the rest (tests/kernels checks the symbols).
+//
+//   math.inc             exp, sigmoid, tanh
+//   weights.inc          stored weights to fp32
+//   dot_*.inc            the lane contract: dot, dot_rows, matmul_of<type>
+//   ops_*.inc, table.inc everything else, written once
+//
+// A further variant (AVX-512, NEON) brings its dot_*.inc and a .cc like kernels_avx2.cc, and is
+// added to the list in kernel_table.cc.
+
+#include "common/kernels/kernel_table.h"
+
+namespace k3::kernels {
+
+const KernelTable& scalar_table() noexcept;
+#if defined(K3_HAVE_AVX2)
+const KernelTable& avx2_table() noexcept;
+#endif
+
+}  // namespace k3::kernels
