@@ -1,6 +1,7 @@
 #pragma once
 // Which (layer, expert) a server holds: parsed from a setting, announced as bits.
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -12,7 +13,7 @@
 
 namespace k3::model {
 
-/// Experts of every MoE layer as bits.
+/// Experts of every MoE layer as bits. add() needs a layer and an expert that exist.
 class Placement {
   public:
     Placement() = default;
@@ -24,12 +25,14 @@ class Placement {
     std::uint32_t n_layers() const noexcept { return n_layers_; }
     std::uint32_t n_experts() const noexcept { return n_experts_; }
 
+    /// As a server announces them: only layers of which it holds something, in order.
     std::vector<msg::ExpertHolding> holdings() const;
 
   private:
     std::uint32_t n_layers_ = 0;
     std::uint32_t n_experts_ = 0;
-    std::vector<std::uint8_t> bits_;
+    std::size_t layer_bytes_ = 0;
+    std::vector<std::uint8_t> bits_;  // [n_layers, layer_bytes_], expert e at bit e % 8
 };
 
 /// Parses a share of all routed experts:

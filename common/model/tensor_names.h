@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "common/base/result.h"
@@ -17,6 +18,9 @@ struct TensorSpec {
     storage::DType dtype;
     std::vector<std::uint64_t> shape;
 };
+
+inline constexpr std::string_view kEmbeddingTensor = "language_model.model.embed_tokens.weight";
+inline constexpr std::string_view kHeadTensor = "language_model.lm_head.weight";
 
 /// "language_model.model.layers.L.<rest>".
 std::string layer_tensor(std::uint32_t layer, std::string_view rest);
@@ -50,9 +54,17 @@ Status check_trunk_tensors(const storage::Checkpoint& checkpoint, const ModelCon
 Status check_expert_tensors(const storage::Checkpoint& checkpoint, const ModelConfig& config,
                             std::uint32_t first, std::uint32_t count);
 
-/// The checkpoint's fingerprint, 32 hex digits: a digest of the parsed config, of every text
-/// tensor's name, type and shape, and of 4 KiB from one trunk matrix of each layer, the embedding
-/// and the head. Design section 5.
+/// The checkpoint's fingerprint: XXH3-128, as 32 hex digits, over
+///   1. the line "k3 fingerprint 1";
+///   2. the parsed config as lines "field=value", floats by their bits: everything in ModelConfig
+///   but
+///      `name` and `mla.lora_norm_eps` (a setting, not part of the checkpoint);
+///   3. a line "name dtype sizes..." for every text tensor, in order of name;
+///   4. the middle 4096 bytes (or all, if there are fewer) of each layer's self_attn.o_proj.weight,
+///      of the embedding and of the head, in this order.
+/// How the tensors are spread over shards does not matter, and neither do bytes outside the
+/// samples: it tells checkpoints apart, it does not prove them intact. Design section 5. Errors:
+/// not_found (a sampled tensor), corrupt, io.
 Result<std::string> fingerprint(const storage::Checkpoint& checkpoint, const ModelConfig& config);
 
 }  // namespace k3::model

@@ -2,9 +2,12 @@
 // A released checkpoint directory: model.safetensors.index.json and its shards.
 //
 // Opening reads the index and the headers, never weights. The index is the authority on which shard
-// holds a tensor, the shard's header on where; a disagreement is an error at open. Tensors whose
-// names begin with one of `skip_prefixes` (the vision tower) are ignored, and a shard that holds
-// nothing else need not exist.
+// holds a tensor, the shard's header on where; a disagreement in either direction is an error at
+// open. Tensors whose names begin with one of `skip_prefixes` (the vision tower) are ignored, and a
+// shard that holds nothing else need not exist.
+//
+// The released checkpoint (96 shards, 497,220 tensors) opens in about a second: names and records
+// lie in blocks, find() is one probe of a hash table.
 
 #include <filesystem>
 #include <memory>
@@ -25,7 +28,8 @@ class Checkpoint {
         std::vector<std::string> skip_prefixes = {"vision_tower.", "mm_projector."};
     };
     /// Errors: not_found (directory, index or a shard the index names), io (unreadable, errno),
-    /// corrupt (index or header damaged; a tensor the index promises and the shard lacks).
+    /// corrupt (index or header damaged; a tensor the index promises and the shard lacks, or the
+    /// other way round; a tensor in two shards), incompatible (a dtype this build does not know).
     static Result<std::shared_ptr<const Checkpoint>> open(Options options);
 
     /// Null if there is none. Stays valid as long as the checkpoint.
@@ -37,15 +41,17 @@ class Checkpoint {
                                       std::span<const std::uint64_t> shape) const;
 
     /// Reads the whole tensor; dst.size() must equal tensor.bytes. Any thread.
-    /// Errors name file, tensor and offset.
+    /// Errors name file, tensor and offset: corrupt (the file has been truncated since), io.
     Status read(const TensorInfo& tensor, std::span<std::byte> dst) const;
 
     /// Reads any range of a shard, e.g. the run that holds one expert's six tensors. Any thread.
+    /// Errors as read(), without the tensor's name.
     Status read_range(std::uint32_t shard, std::uint64_t offset, std::span<std::byte> dst) const;
 
     /// In order of name. Text tensors only.
     std::span<const TensorInfo> tensors() const noexcept;
     const std::filesystem::path& directory() const noexcept;
+    std::uint32_t n_shards() const noexcept;  // those that hold text tensors, in order of name
     const std::filesystem::path& shard_path(std::uint32_t shard) const noexcept;
 
     ~Checkpoint();

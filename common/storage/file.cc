@@ -1,0 +1,93 @@
+#include "common/storage/file.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <limits>
+#include <system_error>
+
+namespace k3::storage {
+
+Error system_error(int error_number, std::string_view doing, const std::filesystem::path& path) {
+    bool absent = error_number == ENOENT || error_number == ENOTDIR;
+    return Error{absent ? ErrorCode::not_found : ErrorCode::io,
+                 fmt::format("cannot {} {}: {}", doing, path.string(),
+                             std::generic_category().message(error_number)),
+                 absent ? "check the path, or finish copying the checkpoint"
+                        : "check the file's permissions and the disk it lies on"};
+}
+
+Result<OpenFile> open_regular(const std::filesystem::path& path) {
+    int fd = -1;
+    do {
+        // O_NONBLOCK: a named pipe in the place of a file must be refused below, not waited for.
+        fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    } while (fd < 0 && errno == EINTR);
+    if (fd < 0) return system_error(errno, "open", path);
+    OpenFile file{Fd(fd), 0};
+    struct stat facts {};
+    if (::fstat(fd, &facts) != 0) return system_error(errno, "inspect", path);
+    if (!S_ISREG(facts.st_mode))
+        return Error{ErrorCode::io,
+                     fmt::format("cannot read {}: not a regular file", path.string()),
+                     "put the checkpoint's file there"};
+    file.bytes = static_cast<std::uint64_t>(facts.st_size);
+    return file;
+}
+
+Status check_checkpoint_directory(const std::filesystem::path& directory) {
+    std::error_code error;
+    std::filesystem::file_status found = std::filesystem::status(directory, error);
+    if (std::filesystem::is_directory(found)) return Status::ok();
+    std::string_view what = "is not a directory";
+    if (found.type() == std::filesystem::file_type::not_found) what = "does not exist";
+    if (found.type() == std::filesystem::file_type::none)
+        return system_error(error.value(), "inspect", directory);
+    return Error{ErrorCode::not_found, fmt::format("{} {}", directory.string(), what),
+                 "give the directory that holds config.json and model.safetensors.index.json"};
+}
+
+Status read_exactly(int fd, std::uint64_t offset, std::span<std::byte> dst,
+                    const std::filesystem::path& path) {
+    if (offset > static_cast<std::uint64_t>(std::numeric_limits<off_t>::max()) - dst.size())
+        return Error{
+            ErrorCode::corrupt,
+            fmt::format("{}: no file has {} bytes at offset {}", path.string(), dst.size(), offset),
+            "copy the file again from its source"};
+    std::size_t done = 0;
+    while (done < dst.size()) {
+        ssize_t got =
+            ::pread(fd, dst.data() + done, dst.size() - done, static_cast<off_t>(offset + done));
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) {
+            int reason = errno;
+            return system_error(
+                reason, fmt::format("read {} bytes at offset {} of", dst.size(), offset), path);
+        }
+        if (got == 0)
+            return Error{ErrorCode::corrupt,
+                         fmt::format("{} ends early: wanted {} bytes at offset {}, got {}",
+                                     path.string(), dst.size(), offset, done),
+                         "copy the file again from its source"};
+        done += static_cast<std::size_t>(got);
+    }
+    return Status::ok();
+}
+
+Result<std::string> read_text_file(const std::filesystem::path& path, std::uint64_t max_bytes) {
+    ASSIGN_OR_RETURN(OpenFile file, open_regular(path));
+    if (file.bytes > max_bytes)
+        return Error{ErrorCode::corrupt,
+                     fmt::format("{} has {} bytes, more than the {} such a file may have",
+                                 path.string(), file.bytes, max_bytes),
+                     "check that it is the file it should be"};
+    std::string text(file.bytes, '\0');
+    RETURN_IF_ERROR(
+        read_exactly(file.fd.get(), 0, std::as_writable_bytes(std::span<char>(text)), path));
+    return text;
+}
+
+}  // namespace k3::storage

@@ -1,0 +1,40 @@
+#pragma once
+// Opening and reading files, with errors that name the file and the numbers.
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "common/base/fd.h"
+#include "common/base/result.h"
+
+namespace k3::storage {
+
+struct OpenFile {
+    Fd fd;  // read-only, closed on exec
+    std::uint64_t bytes = 0;
+};
+
+/// Opens a regular file (links are followed).
+/// Errors: not_found, io (with the operating system's reason, or "not a regular file").
+Result<OpenFile> open_regular(const std::filesystem::path& path);
+
+/// Errors: not_found (nothing there, or not a directory), with what belongs there as the remedy.
+Status check_checkpoint_directory(const std::filesystem::path& directory);
+
+/// pread until `dst` is full. Any thread. `path` only appears in errors.
+/// Errors: corrupt (the file ends early: offset, wanted, got), io.
+Status read_exactly(int fd, std::uint64_t offset, std::span<std::byte> dst,
+                    const std::filesystem::path& path);
+
+/// A whole small file. Errors: as above, and corrupt if it has more than `max_bytes`.
+Result<std::string> read_text_file(const std::filesystem::path& path, std::uint64_t max_bytes);
+
+/// An Error for a failed system call on `path`: not_found for ENOENT and ENOTDIR, else io.
+/// `doing` completes "cannot ... PATH", e.g. "open".
+Error system_error(int error_number, std::string_view doing, const std::filesystem::path& path);
+
+}  // namespace k3::storage
