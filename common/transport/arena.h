@@ -52,7 +52,7 @@ class Arena {
     std::unique_ptr<Impl> impl_;
 };
 
-/// The reading side: segments of peers, mapped once and kept. One thread uses it.
+/// The reading side: segments of peers, opened once and kept. One thread uses it.
 class ArenaReader {
   public:
     ArenaReader();
@@ -65,7 +65,8 @@ class ArenaReader {
 
     /// Copies the payload out and checks the generation before and after.
     /// Errors: not_found (no such segment), invalid_argument (name, offset or size that no slot
-    /// has), stale (slot reused or being rewritten), incompatible (unknown layout version).
+    /// has), stale (slot reused or being rewritten), incompatible (unknown layout version),
+    /// corrupt (not an arena, or truncated by somebody).
     Result<msg::Bytes> read(const msg::ShmPayload& payload);
 
   private:
