@@ -1,0 +1,98 @@
+#include "services/trunk/mla.h"
+
+#include <omp.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "common/base/check.h"
+#include "common/kernels/parallel.h"
+
+namespace k3::trunk {
+
+Result<Mla> Mla::create(const model::ModelConfig& config, std::size_t max_rows, int n_threads) {
+    Mla mla;
+    const model::MlaConfig& c = config.mla;
+    mla.config_ = c;
+    mla.hidden_size_ = config.hidden_size;
+    mla.scale_ = 1.0F / std::sqrt(static_cast<float>(c.qk_nope_head_dim + c.qk_rope_head_dim));
+    mla.n_threads_ = n_threads;
+    auto rows = [&](std::size_t width) {
+        return Buffer<float>::create(max_rows * width, "MLA rows");
+    };
+    ASSIGN_OR_RETURN(mla.q_low_, rows(c.q_lora_rank));
+    ASSIGN_OR_RETURN(mla.q_,
+                     rows(std::size_t{c.n_heads} * (c.qk_nope_head_dim + c.qk_rope_head_dim)));
+    ASSIGN_OR_RETURN(mla.kv_, rows(c.kv_lora_rank + c.qk_rope_head_dim));
+    ASSIGN_OR_RETURN(mla.gate_, rows(c.width()));
+    ASSIGN_OR_RETURN(mla.out_, rows(c.width()));
+    ASSIGN_OR_RETURN(mla.in_latent_,
+                     Buffer<float>::create(static_cast<std::size_t>(n_threads) * 2 * c.kv_lora_rank,
+                                           "MLA heads"));
+    return mla;
+}
+
+void Mla::run(const kernels::KernelTable& table, std::uint32_t layer, const MlaWeights& weights,
+              const Batch& batch, const float* x, float* y) noexcept {
+    const std::size_t n = batch.n_rows();
+    const std::size_t low = config_.q_lora_rank;
+    const std::size_t heads = config_.n_heads;
+    kernels::matmul(table, weights.q_a, x, hidden_size_, n, q_low_.data(), low);
+    kernels::parallel_for(n, [&](std::size_t r) {
+        float* row = q_low_.data() + r * low;
+        table.rms_norm(row, weights.q_a_norm.data(), low, config_.lora_norm_eps, row);
+    });
+    kernels::matmul(table, weights.q_b, q_low_.data(), low, n, q_.data(), weights.q_b.n_out);
+    kernels::matmul(table, weights.kv_a, x, hidden_size_, n, kv_.data(), weights.kv_a.n_out);
+    kernels::matmul(table, weights.g, x, hidden_size_, n, gate_.data(), weights.g.n_out);
+
+    kernels::parallel_for(n, [&](std::size_t r) {
+        append(table, layer, weights, batch.rows[r], kv_.data() + r * weights.kv_a.n_out);
+    });
+    kernels::parallel_for(n * heads, [&](std::size_t i) {
+        attend(table, layer, weights, batch.rows[i / heads], i / heads, i % heads);
+    });
+    kernels::matmul(table, weights.o, out_.data(), config_.width(), n, y, hidden_size_);
+}
+
+/// The cache holds the latent after its norm and the shared key as projected: never normalised,
+/// never rotated.
+void Mla::append(const kernels::KernelTable& table, std::uint32_t layer,
+                 const MlaWeights& weights, const StepRow& row,
+                 const float* projected) const noexcept {
+    const std::size_t latent = config_.kv_lora_rank;
+    const std::size_t rope = config_.qk_rope_head_dim;
+    const MlaState cache = row.session->mla(layer);
+    table.rms_norm(projected, weights.kv_norm.data(), latent, config_.lora_norm_eps,
+                   cache.latent + row.position * latent);
+    std::memcpy(cache.rope + row.position * rope, projected + latent, rope * sizeof(float));
+}
+
+/// Absorbed form for one head of one row: the query goes into latent space, attention runs there,
+/// the result comes out through the head's value rows. A plain gate follows, no norm (unlike KDA).
+void Mla::attend(const kernels::KernelTable& table, std::uint32_t layer,
+                 const MlaWeights& weights, const StepRow& row, std::size_t row_index,
+                 std::size_t head) noexcept {
+    const std::size_t nope = config_.qk_nope_head_dim;
+    const std::size_t rope = config_.qk_rope_head_dim;
+    const std::size_t latent = config_.kv_lora_rank;
+    const std::size_t v_dim = config_.v_head_dim;
+    const int thread = omp_get_thread_num();
+    K3_DCHECK(thread < n_threads_, "more threads than at start");
+    float* q_latent = in_latent_.data() + static_cast<std::size_t>(thread) * 2 * latent;
+    float* mixed = q_latent + latent;
+
+    const std::size_t kv_first = head * (nope + v_dim);
+    const float* q = q_.data() + row_index * weights.q_b.n_out + head * (nope + rope);
+    table.matvec_transposed(weights.kv_b.rows(kv_first, nope), q, q_latent);
+    const MlaState cache = row.session->mla(layer);
+    table.mla_attend(q_latent, q + nope, cache.latent, latent, cache.rope, rope, row.position + 1,
+                     latent, rope, scale_, row.session->scores(thread), mixed);
+
+    const std::size_t at = row_index * config_.width() + head * v_dim;
+    float* out = out_.data() + at;
+    table.matmul(weights.kv_b.rows(kv_first + nope, v_dim), mixed, latent, 1, out, v_dim);
+    table.sigmoid_gate(out, gate_.data() + at, v_dim, out);
+}
+
+}  // namespace k3::trunk

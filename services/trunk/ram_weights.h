@@ -1,0 +1,62 @@
+#pragma once
+// All weights of a stage's layers in memory, read once at start.
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/base/result.h"
+#include "common/model/config.h"
+#include "common/storage/checkpoint.h"
+#include "services/trunk/buffer.h"
+#include "services/trunk/weights.h"
+
+namespace k3::trunk {
+
+/// Layers [first, first + count) of a model.
+struct LayerRange {
+    std::uint32_t first = 0;
+    std::uint32_t count = 0;
+    std::uint32_t end() const noexcept { return first + count; }
+    bool is_first() const noexcept { return first == 0; }
+    bool is_last(const model::ModelConfig& config) const noexcept {
+        return end() == config.n_layers;
+    }
+};
+
+class RamWeights final : public WeightSource {
+  public:
+    /// Called before each part ("layer 4"); false gives up with `cancelled`.
+    using Progress = std::function<bool(std::uint64_t done_bytes, std::uint64_t total_bytes,
+                                        const std::string& what)>;
+
+    /// Errors: not_found or incompatible (a tensor is absent or has another type or shape), io,
+    /// corrupt, resource_exhausted, cancelled.
+    static Result<std::unique_ptr<RamWeights>> load(const storage::Checkpoint& checkpoint,
+                                                    const model::ModelConfig& config,
+                                                    LayerRange range, const Progress& progress);
+
+    Result<LayerLease> layer(std::uint32_t layer) override;
+    Status embed(std::span<const std::uint32_t> tokens, float* out, std::size_t stride) override;
+    Result<const HeadWeights*> head() override { return &head_; }
+
+    /// Held in memory, vectors included.
+    std::uint64_t bytes() const noexcept;
+
+  private:
+    RamWeights() = default;
+
+    std::uint32_t first_ = 0;
+    std::uint32_t hidden_size_ = 0;
+    std::vector<Buffer<std::byte>> tensors_;  // as stored
+    VectorStore vectors_;
+    std::vector<LayerWeights> layers_;
+    const std::byte* embedding_ = nullptr;  // [vocab_size, hidden_size] bf16
+    HeadWeights head_;
+};
+
+}  // namespace k3::trunk

@@ -1,0 +1,161 @@
+#include "services/trunk/session.h"
+
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "common/base/settings.h"
+
+namespace k3::trunk {
+
+SessionLayout::SessionLayout(const model::ModelConfig& config, LayerRange range, int n_threads)
+    : range_(range), kda_(config.kda), mla_(config.mla), n_threads_(n_threads) {
+    const std::size_t dim = kda_.head_dim;
+    head_floats_ = dim * dim + 3 * (kda_.conv_kernel - 1) * dim;
+    std::size_t n_kda = 0;
+    for (std::uint32_t layer = range.first; layer < range.end(); ++layer)
+        index_.push_back(config.layer_kinds[layer] == model::LayerKind::kda ? n_kda++ : n_mla_++);
+    kda_floats_ = n_kda * kda_.n_heads * head_floats_;
+    if (n_mla_ > 0)
+        position_floats_ = n_mla_ * (mla_.kv_lora_rank + mla_.qk_rope_head_dim) +
+                           static_cast<std::uint64_t>(n_threads);
+}
+
+std::uint64_t SessionLayout::bytes(std::uint64_t max_positions) const noexcept {
+    constexpr std::uint64_t kMost = std::numeric_limits<std::uint64_t>::max();
+    const std::uint64_t fixed = kda_floats_ * sizeof(float);
+    if (position_floats_ == 0) return fixed;
+    if (max_positions > (kMost - fixed) / sizeof(float) / position_floats_) return kMost;
+    return fixed + max_positions * position_floats_ * sizeof(float);
+}
+
+Result<std::unique_ptr<Session>> Session::create(const SessionLayout& layout, std::uint64_t id,
+                                                 std::uint64_t max_positions) {
+    std::unique_ptr<Session> session(new Session(layout));
+    session->id_ = id;
+    session->max_positions_ = max_positions;
+    ASSIGN_OR_RETURN(session->memory_,
+                     Buffer<float>::create(layout.bytes(max_positions) / sizeof(float),
+                                           "the state of a session"));
+    return session;
+}
+
+KdaHeadState Session::kda(std::uint32_t layer, std::size_t head) noexcept {
+    const std::size_t dim = layout_.kda_.head_dim;
+    const std::size_t history = (layout_.kda_.conv_kernel - 1) * dim;
+    const std::size_t place =
+        layout_.index_[layer - layout_.range_.first] * layout_.kda_.n_heads + head;
+    float* at = memory_.data() + place * layout_.head_floats_;
+    float* histories = at + dim * dim;
+    return {at, histories, histories + history, histories + 2 * history};
+}
+
+MlaState Session::mla(std::uint32_t layer) noexcept {
+    const std::size_t latent = layout_.mla_.kv_lora_rank;
+    const std::size_t rope = layout_.mla_.qk_rope_head_dim;
+    float* at = memory_.data() + layout_.kda_floats_ +
+                layout_.index_[layer - layout_.range_.first] * max_positions_ * (latent + rope);
+    return {at, at + max_positions_ * latent};
+}
+
+float* Session::scores(int thread) noexcept {
+    const std::size_t per_position = layout_.mla_.kv_lora_rank + layout_.mla_.qk_rope_head_dim;
+    return memory_.data() + layout_.kda_floats_ +
+           (layout_.n_mla_ * per_position + static_cast<std::size_t>(thread)) * max_positions_;
+}
+
+void Session::copy_from(const Session& source) noexcept {
+    position_ = source.position_;
+    std::memcpy(memory_.data(), source.memory_.data(), layout_.kda_floats_ * sizeof(float));
+    const std::size_t latent = layout_.mla_.kv_lora_rank;
+    const std::size_t rope = layout_.mla_.qk_rope_head_dim;
+    for (std::size_t i = 0; i < layout_.n_mla_; ++i) {
+        const float* from = source.mla_start() + i * source.max_positions_ * (latent + rope);
+        float* to = memory_.data() + layout_.kda_floats_ + i * max_positions_ * (latent + rope);
+        std::memcpy(to, from, position_ * latent * sizeof(float));
+        std::memcpy(to + max_positions_ * latent, from + source.max_positions_ * latent,
+                    position_ * rope * sizeof(float));
+    }
+}
+
+SessionTable::SessionTable(const model::ModelConfig& config, LayerRange range, int n_threads,
+                           Options options)
+    : layout_(config, range, n_threads), options_(options) {}
+
+Status SessionTable::check_open(std::uint64_t id, std::uint64_t max_positions) const {
+    const std::string name = "session " + std::to_string(id);
+    if (id == 0)
+        return Error{ErrorCode::invalid_argument, "session 0 cannot be opened: 0 names none",
+                     "choose another number"};
+    if (sessions_.contains(id))
+        return Error{ErrorCode::invalid_argument, name + " is already open",
+                     "choose another number, or drop it first"};
+    if (max_positions == 0)
+        return Error{ErrorCode::invalid_argument, name + " was asked to hold 0 positions",
+                     "ask for at least the length of the prompt"};
+    if (max_positions > options_.max_positions)
+        return Error{ErrorCode::resource_exhausted,
+                     name + " was asked to hold " + std::to_string(max_positions) +
+                         " positions, but the model's context is " +
+                         std::to_string(options_.max_positions),
+                     "shorten the prompt or ask for fewer tokens"};
+    if (sessions_.size() >= options_.max_sessions)
+        return Error{ErrorCode::resource_exhausted,
+                     name + " does not fit: " + std::to_string(sessions_.size()) + " of " +
+                         std::to_string(options_.max_sessions) + " sessions are open",
+                     "drop one, or start k3-trunk with a larger --max-sessions"};
+    const std::uint64_t need = layout_.bytes(max_positions);
+    const std::uint64_t left = options_.budget_bytes - used_bytes_;
+    if (need > left)
+        return Error{ErrorCode::resource_exhausted,
+                     name + " of " + std::to_string(max_positions) + " positions needs " +
+                         format_bytes(need) + ", but " + format_bytes(left) + " of " +
+                         format_bytes(options_.budget_bytes) + " for sessions are free",
+                     "drop a session, ask for fewer positions, or start k3-trunk with a larger "
+                     "--session-bytes"};
+    return Status::ok();
+}
+
+Result<Session*> SessionTable::open(std::uint64_t id, std::uint64_t max_positions) {
+    RETURN_IF_ERROR(check_open(id, max_positions));
+    ASSIGN_OR_RETURN(auto session, Session::create(layout_, id, max_positions));
+    used_bytes_ += layout_.bytes(max_positions);
+    return sessions_.emplace(id, std::move(session)).first->second.get();
+}
+
+Status SessionTable::fork(std::uint64_t source, std::uint64_t target,
+                          std::uint64_t max_positions) {
+    ASSIGN_OR_RETURN(Session * from, find(source));
+    if (max_positions < from->position())
+        return Error{ErrorCode::invalid_argument,
+                     "session " + std::to_string(target) + " was asked to hold " +
+                         std::to_string(max_positions) + " positions, but its source, session " +
+                         std::to_string(source) + ", has " + std::to_string(from->position()),
+                     "ask for more positions"};
+    ASSIGN_OR_RETURN(Session * to, open(target, max_positions));
+    to->copy_from(*from);
+    return Status::ok();
+}
+
+void SessionTable::drop(std::uint64_t id) {
+    auto found = sessions_.find(id);
+    if (found == sessions_.end()) return;
+    used_bytes_ -= layout_.bytes(found->second->max_positions());
+    sessions_.erase(found);
+}
+
+Result<Session*> SessionTable::find(std::uint64_t id) {
+    auto found = sessions_.find(id);
+    if (found == sessions_.end())
+        return Error{ErrorCode::not_found, "session " + std::to_string(id) + " is not open",
+                     "open it first; a restarted trunk has forgotten every session"};
+    if (!found->second->poison().empty())
+        return Error{ErrorCode::unavailable,
+                     "session " + std::to_string(id) +
+                         " cannot go on since an earlier step failed: " +
+                         found->second->poison(),
+                     "drop the session and send its prompt again"};
+    return found->second.get();
+}
+
+}  // namespace k3::trunk

@@ -1,0 +1,129 @@
+#pragma once
+// What a stage remembers of each session: the only state in the whole trunk.
+//
+// Per KDA layer the recurrent matrix of every head and the last projections that the convolution
+// still needs; per MLA layer the latent and the shared key of every position (spec section 3.5).
+// All of it is reserved when the session is opened, so a step can neither run out of memory nor
+// find the budget used up. Everything of one KDA head lies together, because one thread takes one
+// head through all rows of a step.
+//
+// One thread uses everything here.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "common/base/result.h"
+#include "common/model/config.h"
+#include "services/trunk/buffer.h"
+#include "services/trunk/ram_weights.h"
+
+namespace k3::trunk {
+
+/// Where the parts of a session lie in its memory, in floats.
+class SessionLayout {
+  public:
+    SessionLayout(const model::ModelConfig& config, LayerRange range, int n_threads);
+
+    /// Memory of one session opened for `max_positions`. Saturates instead of overflowing.
+    std::uint64_t bytes(std::uint64_t max_positions) const noexcept;
+
+  private:
+    friend class Session;
+    LayerRange range_;
+    model::KdaConfig kda_;
+    model::MlaConfig mla_;
+    std::size_t head_floats_ = 0;        // of one KDA head: matrix and three histories
+    std::size_t kda_floats_ = 0;         // of all KDA layers together
+    std::uint64_t position_floats_ = 0;  // of one position in all MLA layers, and its scores
+    std::size_t n_mla_ = 0;
+    std::vector<std::size_t> index_;  // [count], place among the layers of the same kind
+    int n_threads_ = 1;
+};
+
+struct KdaHeadState {
+    float* matrix;        // [head_dim (key), head_dim (value)]
+    float* q_history;     // [conv_kernel - 1, head_dim], oldest first, before convolution
+    float* k_history;     // same
+    float* v_history;     // same
+};
+
+struct MlaState {
+    float* latent;  // [max_positions, kv_lora_rank], after its norm
+    float* rope;    // [max_positions, qk_rope_head_dim], raw projection
+};
+
+class Session {
+  public:
+    static Result<std::unique_ptr<Session>> create(const SessionLayout& layout, std::uint64_t id,
+                                                   std::uint64_t max_positions);
+
+    std::uint64_t id() const noexcept { return id_; }
+    std::uint64_t max_positions() const noexcept { return max_positions_; }
+    /// The position of the next row.
+    std::uint64_t position() const noexcept { return position_; }
+    void advance(std::uint64_t n_rows) noexcept { position_ += n_rows; }
+
+    /// Why the session cannot be used any more; empty while it can.
+    const std::string& poison() const noexcept { return poison_; }
+    void set_poison(std::string reason) { poison_ = std::move(reason); }
+
+    KdaHeadState kda(std::uint32_t layer, std::size_t head) noexcept;
+    MlaState mla(std::uint32_t layer) noexcept;
+    /// Scratch of one thread, [max_positions]; here because its size is the session's.
+    float* scores(int thread) noexcept;
+
+    /// Takes over state and position of `source`, whose positions must fit.
+    void copy_from(const Session& source) noexcept;
+
+  private:
+    explicit Session(const SessionLayout& layout) : layout_(layout) {}
+    const float* mla_start() const noexcept { return memory_.data() + layout_.kda_floats_; }
+
+    const SessionLayout& layout_;
+    std::uint64_t id_ = 0;
+    std::uint64_t max_positions_ = 0;
+    std::uint64_t position_ = 0;
+    std::string poison_;
+    Buffer<float> memory_;  // KDA layers, then per MLA layer latent and rope, then scores
+};
+
+/// The open sessions and their budget.
+class SessionTable {
+  public:
+    struct Options {
+        std::uint32_t max_sessions = 0;
+        std::uint64_t budget_bytes = 0;
+        std::uint64_t max_positions = 0;  // context limit of the model
+    };
+    /// `n_threads`: the most that will compute at the same time.
+    SessionTable(const model::ModelConfig& config, LayerRange range, int n_threads,
+                 Options options);
+
+    /// Errors: invalid_argument (id 0, already open, no positions), resource_exhausted (more
+    /// positions than the model's context, too many sessions, budget: both numbers are named).
+    Result<Session*> open(std::uint64_t id, std::uint64_t max_positions);
+    /// Errors: those of open and of find, invalid_argument (source is longer than max_positions).
+    Status fork(std::uint64_t source, std::uint64_t target, std::uint64_t max_positions);
+    /// Dropping an unknown session is fine.
+    void drop(std::uint64_t id);
+
+    /// Errors: not_found, or what poisoned it as `unavailable`.
+    Result<Session*> find(std::uint64_t id);
+
+    std::size_t size() const noexcept { return sessions_.size(); }
+    std::uint64_t used_bytes() const noexcept { return used_bytes_; }
+
+  private:
+    Status check_open(std::uint64_t id, std::uint64_t max_positions) const;
+
+    SessionLayout layout_;
+    Options options_;
+    std::uint64_t used_bytes_ = 0;
+    std::unordered_map<std::uint64_t, std::unique_ptr<Session>> sessions_;
+};
+
+}  // namespace k3::trunk
