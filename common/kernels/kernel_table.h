@@ -11,7 +11,8 @@
 // exp, sigmoid, tanh and friends are this library's own polynomials (math.h), never libm's.
 //
 // All functions are noexcept, allocate nothing, read unaligned pointers, use one thread and touch
-// only what the shapes say. Parallel versions over output rows or heads are in parallel.h.
+// only what the shapes say. Element-wise operations and norms may write exactly over an input.
+// Parallel versions over output rows or heads are in parallel.h.
 
 #include <cstddef>
 #include <cstdint>
