@@ -15,16 +15,15 @@ Result<ResidualStream> ResidualStream::create(const model::ModelConfig& config, 
     stream.max_vectors_ = config.vectors_before(range.end());
     stream.eps_ = config.rms_norm_eps;
     if (stream.max_vectors_ > kMaxVectors)
-        return Error{ErrorCode::unsupported,
-                     "rows of " + config.name + " carry up to " +
-                         std::to_string(stream.max_vectors_) +
-                         " attention-residual vectors, this build handles " +
-                         std::to_string(kMaxVectors),
-                     "check attn_res_block_size in config.json"};
+        return Error{
+            ErrorCode::unsupported,
+            "rows of " + config.name + " carry up to " + std::to_string(stream.max_vectors_) +
+                " attention-residual vectors, this build handles " + std::to_string(kMaxVectors),
+            "check attn_res_block_size in config.json"};
     ASSIGN_OR_RETURN(stream.data_,
                      Buffer<float>::create(max_rows * stream.stride(), "residual rows"));
-    ASSIGN_OR_RETURN(stream.weights_, Buffer<float>::create(max_rows * stream.max_vectors_,
-                                                            "residual weights"));
+    ASSIGN_OR_RETURN(stream.weights_,
+                     Buffer<float>::create(max_rows * stream.max_vectors_, "residual weights"));
     return stream;
 }
 

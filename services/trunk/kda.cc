@@ -19,8 +19,8 @@ Result<Kda> Kda::create(const model::ModelConfig& config, std::size_t max_rows) 
     kda.eps_ = config.rms_norm_eps;
     kda.q_scale_ = 1.0F / std::sqrt(static_cast<float>(config.kda.head_dim));
     const std::size_t width = max_rows * config.kda.width();
-    for (Buffer<float>* buffer : {&kda.q_, &kda.k_, &kda.v_, &kda.decay_, &kda.gate_, &kda.alpha_,
-                                  &kda.out_}) {
+    for (Buffer<float>* buffer :
+         {&kda.q_, &kda.k_, &kda.v_, &kda.decay_, &kda.gate_, &kda.alpha_, &kda.out_}) {
         ASSIGN_OR_RETURN(*buffer, Buffer<float>::create(width, "KDA rows"));
     }
     ASSIGN_OR_RETURN(kda.decay_down_,

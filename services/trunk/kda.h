@@ -28,8 +28,8 @@ class Kda {
              const Batch& batch, const float* x, float* y) noexcept;
 
   private:
-    void run_head(const kernels::KernelTable& table, std::uint32_t layer,
-                  const KdaWeights& weights, const SessionRun& run, std::size_t head) noexcept;
+    void run_head(const kernels::KernelTable& table, std::uint32_t layer, const KdaWeights& weights,
+                  const SessionRun& run, std::size_t head) noexcept;
 
     model::KdaConfig config_;
     std::size_t hidden_size_ = 0;

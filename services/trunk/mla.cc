@@ -57,9 +57,8 @@ void Mla::run(const kernels::KernelTable& table, std::uint32_t layer, const MlaW
 
 /// The cache holds the latent after its norm and the shared key as projected: never normalised,
 /// never rotated.
-void Mla::append(const kernels::KernelTable& table, std::uint32_t layer,
-                 const MlaWeights& weights, const StepRow& row,
-                 const float* projected) const noexcept {
+void Mla::append(const kernels::KernelTable& table, std::uint32_t layer, const MlaWeights& weights,
+                 const StepRow& row, const float* projected) const noexcept {
     const std::size_t latent = config_.kv_lora_rank;
     const std::size_t rope = config_.qk_rope_head_dim;
     const MlaState cache = row.session->mla(layer);
@@ -70,9 +69,8 @@ void Mla::append(const kernels::KernelTable& table, std::uint32_t layer,
 
 /// Absorbed form for one head of one row: the query goes into latent space, attention runs there,
 /// the result comes out through the head's value rows. A plain gate follows, no norm (unlike KDA).
-void Mla::attend(const kernels::KernelTable& table, std::uint32_t layer,
-                 const MlaWeights& weights, const StepRow& row, std::size_t row_index,
-                 std::size_t head) noexcept {
+void Mla::attend(const kernels::KernelTable& table, std::uint32_t layer, const MlaWeights& weights,
+                 const StepRow& row, std::size_t row_index, std::size_t head) noexcept {
     const std::size_t nope = config_.qk_nope_head_dim;
     const std::size_t rope = config_.qk_rope_head_dim;
     const std::size_t latent = config_.kv_lora_rank;

@@ -36,7 +36,7 @@ class Mla {
 
     model::MlaConfig config_;
     std::size_t hidden_size_ = 0;
-    float scale_ = 0;          // (nope + rope)^-0.5
+    float scale_ = 0;  // (nope + rope)^-0.5
     int n_threads_ = 1;
     Buffer<float> q_low_;      // [max_rows, q_lora_rank]
     Buffer<float> q_;          // [max_rows, n_heads * (nope + rope)]

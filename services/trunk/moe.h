@@ -1,5 +1,6 @@
 #pragma once
-// The feed-forward part of a layer: dense, or the latent mixture of experts. Spec sections 3.8, 3.9.
+// The feed-forward part of a layer: dense, or the latent mixture of experts. Spec
+// sections 3.8, 3.9.
 //
 // Routed experts live elsewhere: this part routes, projects into the latent space, hands rows and
 // picks to the backend, computes the shared experts while it waits, and brings the sums back. The
@@ -47,13 +48,13 @@ class FeedForward {
     float eps_ = 0;
     float situ_beta_ = 0;
     float situ_linear_beta_ = 0;
-    Buffer<float> gate_, up_;          // [max_rows, widest MLP]
-    Buffer<float> scores_, biased_;    // [max_rows, n_experts]
-    Buffer<std::uint32_t> ids_;        // [max_rows, top_k]
-    Buffer<float> weights_;            // [max_rows, top_k]
-    Buffer<float> latent_, routed_;    // [max_rows, latent_size]
-    Buffer<std::int64_t> sums_;        // [max_rows, latent_size]
-    Buffer<float> shared_;             // [max_rows, hidden_size]
+    Buffer<float> gate_, up_;        // [max_rows, widest MLP]
+    Buffer<float> scores_, biased_;  // [max_rows, n_experts]
+    Buffer<std::uint32_t> ids_;      // [max_rows, top_k]
+    Buffer<float> weights_;          // [max_rows, top_k]
+    Buffer<float> latent_, routed_;  // [max_rows, latent_size]
+    Buffer<std::int64_t> sums_;      // [max_rows, latent_size]
+    Buffer<float> shared_;           // [max_rows, hidden_size]
 };
 
 }  // namespace k3::trunk

@@ -60,8 +60,7 @@ Result<std::unique_ptr<RamWeights>> RamWeights::load(const storage::Checkpoint& 
 
     TensorBytes read = [&](const std::string& name, storage::DType dtype,
                            std::span<const std::uint64_t> shape) -> Result<const std::byte*> {
-        ASSIGN_OR_RETURN(const storage::TensorInfo* tensor,
-                         checkpoint.require(name, dtype, shape));
+        ASSIGN_OR_RETURN(const storage::TensorInfo* tensor, checkpoint.require(name, dtype, shape));
         ASSIGN_OR_RETURN(auto bytes, Buffer<std::byte>::create(tensor->bytes, name.c_str()));
         RETURN_IF_ERROR(checkpoint.read(*tensor, bytes.span()));
         report.add(tensor->bytes);

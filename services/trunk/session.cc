@@ -123,8 +123,7 @@ Result<Session*> SessionTable::open(std::uint64_t id, std::uint64_t max_position
     return sessions_.emplace(id, std::move(session)).first->second.get();
 }
 
-Status SessionTable::fork(std::uint64_t source, std::uint64_t target,
-                          std::uint64_t max_positions) {
+Status SessionTable::fork(std::uint64_t source, std::uint64_t target, std::uint64_t max_positions) {
     ASSIGN_OR_RETURN(Session * from, find(source));
     if (max_positions < from->position())
         return Error{ErrorCode::invalid_argument,
@@ -152,8 +151,7 @@ Result<Session*> SessionTable::find(std::uint64_t id) {
     if (!found->second->poison().empty())
         return Error{ErrorCode::unavailable,
                      "session " + std::to_string(id) +
-                         " cannot go on since an earlier step failed: " +
-                         found->second->poison(),
+                         " cannot go on since an earlier step failed: " + found->second->poison(),
                      "drop the session and send its prompt again"};
     return found->second.get();
 }

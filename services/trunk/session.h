@@ -45,10 +45,10 @@ class SessionLayout {
 };
 
 struct KdaHeadState {
-    float* matrix;        // [head_dim (key), head_dim (value)]
-    float* q_history;     // [conv_kernel - 1, head_dim], oldest first, before convolution
-    float* k_history;     // same
-    float* v_history;     // same
+    float* matrix;     // [head_dim (key), head_dim (value)]
+    float* q_history;  // [conv_kernel - 1, head_dim], oldest first, before convolution
+    float* k_history;  // same
+    float* v_history;  // same
 };
 
 struct MlaState {

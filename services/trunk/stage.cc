@@ -96,7 +96,8 @@ Result<std::span<const float>> Stage::run(const StepInput& input) {
 /// Rows of a session keep their order, which is the order of position.
 void Stage::group_by_session(std::span<const StepRow> rows) {
     K3_CHECK(!rows.empty() && rows.size() <= options_.max_step_rows, std::to_string(rows.size()));
-    by_session_.assign(all_rows_.begin(), all_rows_.begin() + static_cast<std::ptrdiff_t>(rows.size()));
+    by_session_.assign(all_rows_.begin(),
+                       all_rows_.begin() + static_cast<std::ptrdiff_t>(rows.size()));
     std::sort(by_session_.begin(), by_session_.end(), [&](std::uint32_t a, std::uint32_t b) {
         const std::uint64_t id_a = rows[a].session->id();
         const std::uint64_t id_b = rows[b].session->id();
@@ -127,8 +128,7 @@ Status Stage::begin(const StepInput& input) {
     K3_CHECK(input.hidden.size() == n * floats, std::to_string(input.hidden.size()));
     stream_.begin(n, in_vectors());
     for (std::size_t r = 0; r < n; ++r)
-        std::memcpy(stream_.vector(r, 0), input.hidden.data() + r * floats,
-                    floats * sizeof(float));
+        std::memcpy(stream_.vector(r, 0), input.hidden.data() + r * floats, floats * sizeof(float));
     return Status::ok();
 }
 

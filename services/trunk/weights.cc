@@ -126,8 +126,7 @@ MoeWeights bind_moe(Binder& bind, const model::MoeConfig& moe, std::uint64_t hid
     MoeWeights w;
     w.router = bind.matrix(prefix + "gate.weight", moe.n_experts, hidden);
     w.router_bias = bind.f32_vector(prefix + "gate.e_score_correction_bias", {moe.n_experts});
-    w.latent_down =
-        bind.matrix(prefix + "routed_expert_down_proj.weight", moe.latent_size, hidden);
+    w.latent_down = bind.matrix(prefix + "routed_expert_down_proj.weight", moe.latent_size, hidden);
     if (moe.latent_norm)
         w.latent_norm = bind.bf16_vector(prefix + "routed_expert_norm.weight", {moe.latent_size});
     w.latent_up = bind.matrix(prefix + "routed_expert_up_proj.weight", hidden, moe.latent_size);
