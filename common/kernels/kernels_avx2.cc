@@ -1,5 +1,7 @@
 // AVX2 and FMA: Haswell (2013), Zen and later.
 
+#include <immintrin.h>
+
 #include "common/kernels/variants.h"
 
 namespace k3::kernels {
@@ -9,7 +11,8 @@ namespace {
 // clang-format off
 #include "common/kernels/math.inc"
 #include "common/kernels/weights.inc"
-#include "common/kernels/dot_plain.inc"
+#include "common/kernels/vector_avx2.inc"
+#include "common/kernels/dot_lanes.inc"
 #include "common/kernels/ops_matrix.inc"
 #include "common/kernels/ops_elementwise.inc"
 #include "common/kernels/ops_attention.inc"
