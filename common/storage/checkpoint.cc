@@ -4,7 +4,8 @@
 
 #include <algorithm>
 #include <map>
-#include <optional>
+#include <string>
+#include <tuple>
 #include <utility>
 
 #include "common/storage/json_names.h"
@@ -74,39 +75,54 @@ class Index {
     simdjson::ondemand::parser parser_;
 };
 
-/// The shards that hold text tensors, with the number of them the index promises.
-using ShardCounts = std::map<std::string, std::size_t, std::less<>>;
+/// A shard that holds text tensors, as the index has it.
+struct ListedShard {
+    std::string file;
+    std::string first_tensor;  // the smallest name
+    std::size_t n_tensors = 0;
+};
 
-Result<ShardCounts> shards_of(Index& index, std::span<const std::string> skip_prefixes) {
-    ShardCounts counts;
-    auto last = counts.end();
+/// In order of their first tensors: then the sorted tensors of one shard mostly follow those of the
+/// one before. (In order of file names they would not: layer 10 sorts between layers 1 and 2.)
+Result<std::vector<ListedShard>> shards_of(Index& index,
+                                           std::span<const std::string> skip_prefixes) {
+    std::map<std::string, ListedShard, std::less<>> listed;
+    auto last = listed.end();
     RETURN_IF_ERROR(index.for_each([&](std::string_view name, std::string_view file) -> Status {
         if (has_prefix(name, skip_prefixes)) return Status::ok();
-        if (last == counts.end() || last->first != file) {
+        if (last == listed.end() || last->first != file) {
             if (file.empty() || file.find('/') != std::string_view::npos || file == "..")
                 return corrupt(index.path(), fmt::format("'{}', named for tensor {}, is not the "
                                                          "name of a file beside the index",
                                                          file, name));
-            last = counts.try_emplace(std::string(file)).first;
+            last = listed.try_emplace(std::string(file)).first;
         }
-        ++last->second;
+        ListedShard& shard = last->second;
+        if (shard.n_tensors == 0 || name < shard.first_tensor) shard.first_tensor = name;
+        ++shard.n_tensors;
         return Status::ok();
     }));
-    if (counts.empty()) return corrupt(index.path(), "names no tensor");
-    return counts;
+    if (listed.empty()) return corrupt(index.path(), "names no tensor");
+    std::vector<ListedShard> shards;
+    for (auto& [file, shard] : listed) {
+        shard.file = file;
+        shards.push_back(std::move(shard));
+    }
+    std::sort(shards.begin(), shards.end(), [](const ListedShard& a, const ListedShard& b) {
+        return std::tie(a.first_tensor, a.file) < std::tie(b.first_tensor, b.file);
+    });
+    return shards;
 }
 
-Error missing_shard(Error error, const std::string& file, std::size_t n_tensors,
-                    const std::filesystem::path& index) {
+Error missing_shard(Error error, const ListedShard& shard, const std::filesystem::path& index) {
     if (error.code != ErrorCode::not_found) return error;
     return Error{ErrorCode::not_found,
                  fmt::format("{} names {} tensors in {}, and there is no such file", index.string(),
-                             n_tensors, file),
-                 fmt::format("copy {} into {}", file, index.parent_path().string())};
+                             shard.n_tensors, shard.file),
+                 fmt::format("copy {} into {}", shard.file, index.parent_path().string())};
 }
 
-/// Appends `run`, which is in order of name, so that `all` stays in order. Shards of one layer each
-/// mostly follow one another, so this is an append far more often than a merge.
+/// Appends `run`, which is in order of name, so that `all` stays in order.
 void merge_sorted(std::vector<TensorInfo>& all, const std::vector<TensorInfo>& run) {
     auto by_name = [](const TensorInfo& a, const TensorInfo& b) { return a.name < b.name; };
     auto middle = static_cast<std::ptrdiff_t>(all.size());
@@ -126,12 +142,11 @@ class Checkpoint::Impl {
     Status open() {
         RETURN_IF_ERROR(check_checkpoint_directory(options_.directory));
         ASSIGN_OR_RETURN(Index index, Index::read(options_.directory));
-        ASSIGN_OR_RETURN(ShardCounts counts, shards_of(index, options_.skip_prefixes));
+        ASSIGN_OR_RETURN(std::vector<ListedShard> listed, shards_of(index, options_.skip_prefixes));
         std::size_t n_tensors = 0;
-        for (const auto& [file, count] : counts) n_tensors += count;
+        for (const ListedShard& shard : listed) n_tensors += shard.n_tensors;
         tensors.reserve(n_tensors);
-        for (const auto& [file, count] : counts)
-            RETURN_IF_ERROR(open_shard(file, count, index.path()));
+        for (const ListedShard& shard : listed) RETURN_IF_ERROR(open_shard(shard, index.path()));
         if (std::uint32_t twice = table.build(tensors); twice != NameTable::kNone)
             return in_two_shards(twice);
         return check_against(index);
@@ -144,11 +159,10 @@ class Checkpoint::Impl {
     NameTable table;
 
   private:
-    Status open_shard(const std::string& file, std::size_t n_promised,
-                      const std::filesystem::path& index) {
-        std::filesystem::path path = options_.directory / file;
+    Status open_shard(const ListedShard& shard, const std::filesystem::path& index) {
+        std::filesystem::path path = options_.directory / shard.file;
         Result<OpenFile> opened = open_regular(path);
-        if (!opened) return missing_shard(std::move(opened).error(), file, n_promised, index);
+        if (!opened) return missing_shard(std::move(opened).error(), shard, index);
         ASSIGN_OR_RETURN(std::vector<TensorInfo> run,
                          read_safetensors_header(opened->fd.get(), opened->bytes, path, names_,
                                                  options_.skip_prefixes));

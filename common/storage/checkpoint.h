@@ -51,7 +51,7 @@ class Checkpoint {
     /// In order of name. Text tensors only.
     std::span<const TensorInfo> tensors() const noexcept;
     const std::filesystem::path& directory() const noexcept;
-    std::uint32_t n_shards() const noexcept;  // those that hold text tensors, in order of name
+    std::uint32_t n_shards() const noexcept;  // those that hold text tensors
     const std::filesystem::path& shard_path(std::uint32_t shard) const noexcept;
 
     ~Checkpoint();

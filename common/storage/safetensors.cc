@@ -7,6 +7,7 @@
 #include <bit>
 #include <cstring>
 #include <optional>
+#include <tuple>
 #include <utility>
 
 #include "common/storage/json_names.h"
