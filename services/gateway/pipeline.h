@@ -1,0 +1,89 @@
+#pragma once
+// What the stages can do, as calls: text to ids, rows to logits, logits to tokens, ids to text.
+//
+// Every call waits for its answer. After an error, stages().failure() tells which service it comes
+// from, and stages().ready() whether the stage is still there.
+//
+// Tensors stay where they are if they can: hidden rows and logits that a stage left in its arena
+// are passed on by reference when the next reader can open that arena, and travel through this
+// process as bytes otherwise. Both ways end in the same bits.
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "common/base/result.h"
+#include "common/transport/messages/gateway.h"
+#include "common/transport/messages/tokenizer.h"
+#include "services/gateway/stages.h"
+#include "services/gateway/step_plan.h"
+
+namespace k3::gateway {
+
+/// A tensor a stage answered with, still where the stage put it.
+struct StageOutput {
+    msg::Tensor tensor;
+    std::vector<msg::Bytes> frames;
+};
+
+/// The logits of a step: [n_want, vocab_size] f32.
+struct Logits {
+    StageOutput output;
+    bool sampler_reads = false;  // the sampler can follow the reference
+    bool loaded = false;
+    msg::Bytes bytes;  // all rows, once loaded
+};
+
+/// A row of the logits and how to sample it.
+struct SampleJob {
+    std::size_t want = 0;  // index of the row
+    msg::SampleRow row;
+};
+
+class Pipeline {
+  public:
+    struct Options {
+        std::int64_t step_wait_ms = 3'600'000;  // a stage computes
+        std::int64_t call_wait_ms = 60'000;     // a stage answers anything else
+    };
+    Pipeline(const Options& options, Stages& stages);
+
+    Stages& stages() noexcept { return stages_; }
+
+    /// The prompt's ids. Errors: the tokenizer's (invalid UTF-8, a malformed conversation).
+    Result<std::vector<std::uint32_t>> encode(const msg::Submit& submit);
+
+    /// Opens `session` on every trunk stage, or on none.
+    Status open_session(std::uint64_t session, std::uint64_t max_positions);
+
+    /// Runs the plan's rows through all layers.
+    Result<Logits> step(const StepPlan& plan);
+
+    /// The bytes of `n` rows of the logits, copied.
+    Result<msg::Bytes> rows(Logits& logits, std::size_t first, std::size_t n);
+
+    /// One result per job. A row the sampler refuses does not take the others with it.
+    std::vector<Result<msg::SampledRow>> sample(Logits& logits, std::vector<SampleJob> jobs);
+
+    /// One result per piece.
+    std::vector<Result<msg::Decoded>> decode(std::vector<msg::Decode> pieces);
+
+  private:
+    template <typename T>
+    Result<T> ask(Stage& stage, msg::Body body, std::int64_t wait_ms,
+                  std::vector<msg::Bytes>&& frames = {},
+                  std::vector<msg::Bytes>* answered = nullptr);
+    template <typename T>
+    Result<T> answer(Stage& stage, Result<transport::Reply> reply);
+    Result<StageOutput> run_stage(std::size_t i, const StepPlan& plan, StageOutput hidden);
+    Status load(Stage& owner, StageOutput& output, msg::Bytes& bytes);
+    Result<StageOutput> forward(Stage& owner, StageOutput output, bool reader_can);
+    Result<std::vector<msg::SampledRow>> sample_call(Logits& logits,
+                                                     std::span<const SampleJob> jobs);
+    Status make_inline(Logits& logits, std::span<const SampleJob> jobs, StageOutput& out);
+
+    Options options_;
+    Stages& stages_;
+};
+
+}  // namespace k3::gateway

@@ -1,0 +1,245 @@
+#include "services/gateway/stages.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "common/base/log.h"
+
+namespace k3::gateway {
+
+namespace {
+
+constexpr std::int64_t kLookMs = 100;       // a ping of a stage that may not be there
+constexpr std::int64_t kHelloMs = 1000;     // a hello of one that has just answered a ping
+constexpr std::int64_t kFirstPauseMs = 50;  // between looks, doubling
+constexpr std::int64_t kLongestPauseMs = 1000;
+constexpr std::int64_t kVerifyMs = 1000;  // answered by a connection thread: normally at once
+constexpr std::int64_t kDropMs = 10000;   // the trunk may be at a step of another gateway
+constexpr std::size_t kDropBatch = 8;     // the queues in between are short
+
+}  // namespace
+
+Stages::Stages(Options options) : options_(std::move(options)) {}
+
+Result<std::unique_ptr<Stages>> Stages::create(Options options) {
+    if (options.trunk.empty())
+        return Error{ErrorCode::invalid_argument, "the pipeline has no trunk stage",
+                     "give at least one --trunk ENDPOINT"};
+    std::unique_ptr<Stages> stages(new Stages(std::move(options)));
+    const Options& own = stages->options_;
+    RETURN_IF_ERROR(stages->add("tokenizer", own.tokenizer));
+    for (std::size_t i = 0; i < own.trunk.size(); ++i)
+        RETURN_IF_ERROR(stages->add(own.trunk.size() == 1 ? "trunk" : fmt::format("trunk-{}", i),
+                                    own.trunk[i]));
+    RETURN_IF_ERROR(stages->add("sampler", own.sampler));
+    return stages;
+}
+
+Status Stages::add(std::string name, const std::string& endpoint) {
+    auto stage = std::make_unique<Stage>();
+    stage->name = name;
+    stage->missing = {ErrorCode::unavailable,
+                      fmt::format("{} at {} has not answered yet", name, endpoint),
+                      fmt::format("start the {}", name)};
+    transport::Channel::Options options;
+    options.endpoint = endpoint;
+    options.peer = std::move(name);
+    options.run_id = options_.run_id;
+    ASSIGN_OR_RETURN(stage->channel, transport::Channel::create(std::move(options)));
+    all_.push_back(std::move(stage));
+    return Status::ok();
+}
+
+Status Stages::tend() {
+    if (ready_) return Status::ok();
+    const Stage* missing = nullptr;
+    std::size_t progress = 0;
+    for (auto& stage : all_) {
+        if (!stage->up && Clock::now() >= stage->look_at) look(*stage);
+        if (!stage->up && missing == nullptr) missing = stage.get();
+        progress += stage->up ? 1000 : stage->progress_permille;
+    }
+    progress_permille_ = static_cast<std::uint32_t>(progress / all_.size());
+    if (missing != nullptr) return missing->missing;
+    RETURN_IF_ERROR(link());
+    ready_ = true;
+    verified_at_ = Clock::now();
+    return Status::ok();
+}
+
+void Stages::look(Stage& stage) {
+    const auto pong = stage.channel->ping(Deadline::after_ms(kLookMs));
+    if (!pong.has_value()) return absent(stage, pong.error());
+    stage.progress_permille = pong->progress_permille;
+    if (pong->state != msg::State::ready)
+        return absent(stage, {ErrorCode::unavailable,
+                              fmt::format("{} at {} is {} ({} %){}{}", stage.name,
+                                          stage.channel->options().endpoint,
+                                          msg::to_string(pong->state), pong->progress_permille / 10,
+                                          pong->detail.empty() ? "" : ": ", pong->detail),
+                              "wait until it is ready, or look at its log"});
+    const Status status = say_hello(stage, {});
+    if (!status.has_value()) return absent(stage, status.error());
+    log::info(fmt::format("stage is ready stage={} endpoint={}", stage.name,
+                          stage.channel->options().endpoint));
+}
+
+void Stages::absent(Stage& stage, Error error) {
+    stage.up = false;
+    stage.missing = std::move(error);
+    stage.pause_ms = std::clamp(stage.pause_ms * 2, kFirstPauseMs, kLongestPauseMs);
+    stage.look_at = Clock::now() + std::chrono::milliseconds(stage.pause_ms);
+    loss_ = {stage.missing, stage.name};
+}
+
+Status Stages::say_hello(Stage& stage, std::vector<msg::SegmentProbe> probes) {
+    ASSIGN_OR_RETURN(stage.announcement,
+                     stage.channel->hello(probes, Deadline::after_ms(kHelloMs)));
+    if (!stage.announcement.name.empty()) stage.name = stage.announcement.name;
+    const msg::SegmentProbe& arena = stage.announcement.arena;
+    stage.gateway_reads = options_.use_shm && !arena.segment.empty() && reader_.can_read(arena);
+    stage.up = true;
+    stage.progress_permille = 1000;
+    stage.pause_ms = 0;
+    return Status::ok();
+}
+
+Status Stages::say_hello_after(Stage& stage, const Stage& before) {
+    stage.reads_previous = false;
+    const msg::SegmentProbe& arena = before.announcement.arena;
+    if (!options_.use_shm || arena.segment.empty()) return Status::ok();
+    const std::uint64_t instance = stage.announcement.instance;
+    const Status status = say_hello(stage, {arena});
+    if (!status.has_value()) {
+        absent(stage, status.error());
+        return status;
+    }
+    const msg::Announcement& answer = stage.announcement;
+    stage.reads_previous = answer.probes.size() == 1 && answer.probes.front();
+    if (answer.instance == instance) return Status::ok();
+    absent(stage, {ErrorCode::unavailable, fmt::format("{} was restarted meanwhile", stage.name),
+                   "wait until it is ready"});
+    return stage.missing;
+}
+
+/// Everybody is there: do they fit together, and who can read whose arena?
+Status Stages::link() {
+    std::vector<msg::Announcement> announcements;
+    for (std::size_t i = 0; i < n_trunk(); ++i) announcements.push_back(trunk(i).announcement);
+    auto facts = check_stages(tokenizer().announcement, announcements, sampler().announcement);
+    if (!facts.has_value()) {
+        // Any of them may be the wrong one: all are asked again after a pause.
+        for (auto& stage : all_) absent(*stage, facts.error());
+        loss_ = {facts.error(), ""};
+        return facts.error();
+    }
+    facts_ = std::move(*facts);
+    for (std::size_t i = 1; i < n_trunk(); ++i)
+        RETURN_IF_ERROR(say_hello_after(trunk(i), trunk(i - 1)));
+    RETURN_IF_ERROR(say_hello_after(sampler(), trunk(n_trunk() - 1)));
+
+    // What a former life of this gateway may have left behind.
+    std::vector<std::uint64_t> sessions(options_.n_sessions);
+    for (std::uint32_t i = 0; i < options_.n_sessions; ++i)
+        sessions[i] = options_.first_session + i;
+    for (std::size_t i = 0; i < n_trunk(); ++i) {
+        const Status status = drop_on(trunk(i), sessions);
+        if (status.has_value()) continue;
+        absent(trunk(i), status.error());
+        return status;
+    }
+    return Status::ok();
+}
+
+bool Stages::alive(Stage& stage) {
+    const auto pong = stage.channel->ping(Deadline::after_ms(kVerifyMs));
+    return pong.has_value() && pong->instance == stage.announcement.instance &&
+           pong->state == msg::State::ready;
+}
+
+void Stages::verify(std::int64_t max_age_ms) {
+    if (!ready_ || Clock::now() < verified_at_ + std::chrono::milliseconds(max_age_ms)) return;
+    for (auto& stage : all_) {
+        if (alive(*stage)) continue;
+        log::warn(fmt::format("stage is lost stage={}", stage->name));
+        ready_ = false;
+        absent(*stage, {ErrorCode::unavailable,
+                        fmt::format("{} at {} is gone or was restarted", stage->name,
+                                    stage->channel->options().endpoint),
+                        "ask again when it is ready; look at its log for the cause"});
+    }
+    verified_at_ = Clock::now();
+}
+
+Result<transport::Reply> Stages::call(Stage& stage, msg::Body body, std::vector<msg::Bytes> frames,
+                                      Deadline deadline) {
+    ASSIGN_OR_RETURN(const std::uint64_t call_id, send(stage, std::move(body), std::move(frames)));
+    return receive(stage, call_id, deadline);
+}
+
+Result<std::uint64_t> Stages::send(Stage& stage, msg::Body body, std::vector<msg::Bytes> frames) {
+    auto call_id = stage.channel->send(std::move(body), std::move(frames));
+    if (!call_id.has_value()) return judge(stage, std::move(call_id).error());
+    return call_id;
+}
+
+Result<transport::Reply> Stages::receive(Stage& stage, std::uint64_t call_id, Deadline deadline) {
+    auto reply = stage.channel->receive(call_id, deadline);
+    if (!reply.has_value()) return judge(stage, std::move(reply).error());
+    verified_at_ = Clock::now();
+    return reply;
+}
+
+/// Tells a refused call from a lost stage. `unavailable` alone does not say: a trunk that lives may
+/// report that one of its expert servers is gone.
+Error Stages::judge(Stage& stage, Error error) {
+    std::string service = stage.channel->failed_service();
+    // The stage calls itself by the name its pipeline gave it; the channel knows only its place.
+    if (service.empty() || service == stage.channel->options().peer) service = stage.name;
+    const bool may_be_lost =
+        error.code == ErrorCode::unavailable || error.code == ErrorCode::deadline_exceeded;
+    if (may_be_lost && !alive(stage)) {
+        log::warn(fmt::format("stage is lost stage={} reason=\"{}\"", stage.name, error.message));
+        ready_ = false;
+        absent(stage, error);
+    }
+    failure_ = {error, std::move(service)};
+    return error;
+}
+
+Error Stages::blame(Stage& stage, Error error) {
+    failure_ = {error, stage.name};
+    return error;
+}
+
+void Stages::drop_sessions(std::span<const std::uint64_t> sessions) {
+    const msg::Failure failure = failure_;
+    for (std::size_t i = 0; i < n_trunk(); ++i) {
+        if (!trunk(i).up) continue;
+        const Status status = drop_on(trunk(i), sessions);
+        if (!status.has_value())
+            log::warn(fmt::format("sessions were not dropped stage={} reason=\"{}\"", trunk(i).name,
+                                  status.error().message));
+    }
+    failure_ = failure;
+}
+
+Status Stages::drop_on(Stage& stage, std::span<const std::uint64_t> sessions) {
+    for (std::size_t begin = 0; begin < sessions.size(); begin += kDropBatch) {
+        std::vector<std::uint64_t> calls;
+        for (const std::uint64_t session :
+             sessions.subspan(begin, std::min(kDropBatch, sessions.size() - begin))) {
+            ASSIGN_OR_RETURN(const std::uint64_t call_id,
+                             send(stage, msg::DropSession{session}, {}));
+            calls.push_back(call_id);
+        }
+        const Deadline deadline = Deadline::after_ms(kDropMs);
+        for (const std::uint64_t call_id : calls)
+            RETURN_IF_ERROR(receive(stage, call_id, deadline));
+    }
+    return Status::ok();
+}
+
+}  // namespace k3::gateway
