@@ -23,13 +23,18 @@
 namespace k3::transport {
 
 class ServerImpl;
+struct ServerClient;
 
 /// Sends replies to one request; copyable, usable from the service's threads, harmless after the
 /// server or the client is gone.
+///
+/// Replies wait in the server while the client is slow. One that falls thousands of replies (or
+/// hundreds of megabytes) behind gets a resource_exhausted error as the last reply of that request.
 class Responder {
   public:
     Responder() = default;
-    /// False once the client is known to be gone; what it sends is dropped then.
+    /// False once the client is known to be gone, or the request was cut off as above; what it
+    /// sends is dropped then.
     bool send(msg::Body body, std::vector<msg::Bytes> frames = {}) const;
     bool send_error(const Error& error) const;  // `service` is the server's own name
     bool send_failure(msg::Failure failure) const;
@@ -38,7 +43,8 @@ class Responder {
   private:
     friend class ServerImpl;
     std::weak_ptr<ServerImpl> server_;
-    std::string identity_;  // ROUTER routing id
+    std::shared_ptr<ServerClient>
+        client_;  // shared with the server and the client's other requests
     std::uint64_t call_id_ = 0;
 };
 
@@ -56,8 +62,9 @@ class Server {
         msg::Announcement announcement;  // kind, name, version...; instance is filled in here
         std::size_t max_queue = 256;     // further requests get resource_exhausted
         std::size_t max_message_bytes = std::size_t{1} << 30U;
-        bool insecure = false;  // allow tcp on a non-loopback address
-        int lifeline_fd = -1;   // end of file on it means the launcher died: stop
+        bool insecure = false;         // allow tcp on a non-loopback address
+        int lifeline_fd = -1;          // end of file on it means the launcher died: stop
+        std::optional<Error> refused;  // a setting that cannot be meant: create() returns it
     };
 
     /// Binds at once, in state loading. Errors: resource_exhausted ("... is taken by another
@@ -74,8 +81,13 @@ class Server {
     /// For Pong and for refusals while loading. Any thread.
     void set_progress(std::uint32_t permille, std::string detail);
     /// Replaces what Hello answers (facts, fingerprint, arena) and switches to ready.
+    /// An empty name, version or unknown kind keeps what create() was given.
     void set_ready(msg::Announcement announcement);
-    /// Called on the connection thread for GetStatistics; must be thread-safe and quick.
+    /// From now on every request, and Hello, is answered with `error`. Any thread.
+    void set_failed(Error error);
+    /// Called on the connection thread for GetStatistics; must be thread-safe and quick. Never
+    /// called any more once stopping() or next() has told of a stop, so it may use what its owner
+    /// destroys after that; set_statistics({}) takes it back earlier.
     void set_statistics(std::function<std::vector<msg::Counter>()> counters);
 
     /// The next request, or nothing at the deadline or when stopping.
@@ -87,7 +99,9 @@ class Server {
     /// (level-triggered), for services that poll several things.
     int wait_fd() const noexcept;
 
-    /// True after Shutdown, SIGTERM, SIGINT or the end of the lifeline.
+    /// True after Shutdown, SIGTERM, SIGINT or the end of the lifeline. After the latter three the
+    /// process ends by force (socket file and segments removed) if the server is not destroyed
+    /// within 3 seconds.
     bool stopping() const noexcept;
     void request_stop() noexcept;
 
@@ -100,7 +114,8 @@ class Server {
 };
 
 /// Routes SIGTERM and SIGINT to Server::request_stop of every living server and ignores SIGPIPE.
-/// After a second signal, or 3 seconds without a clean end, the process exits by itself.
+/// After a second signal, or 3 seconds without a clean end, the process exits by itself, and
+/// removes its socket file and segments.
 void install_stop_signals();
 
 }  // namespace k3::transport

@@ -20,11 +20,15 @@ struct ServiceOptions {
     bool insecure = false;
 
     std::uint64_t run() const noexcept;
+    /// A run_id or name that cannot be meant makes Server::create() refuse.
     Server::Options server(msg::ServiceKind kind) const;
 };
 
 /// Declares them; `options.name` should hold the service's default name.
 void add_service_settings(Settings& settings, ServiceOptions& options);
+
+/// log::init() with the name, run and level of the options.
+void start_logging(const ServiceOptions& options);
 
 /// Logs the error as the last line, says it to callers for a moment if the server runs (state
 /// failed) and returns the exit code: `return fail(error, server.get());`

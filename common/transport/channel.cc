@@ -1,0 +1,375 @@
+#include "common/transport/channel.h"
+
+#include <zmq.h>
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <random>
+#include <utility>
+
+#include "common/transport/endpoint.h"
+#include "common/transport/zmq_socket.h"
+
+namespace k3::transport {
+
+namespace {
+
+constexpr int kReconnectMs = 20;
+constexpr int kConnectTimeoutMs = 2000;
+constexpr std::int64_t kSendWaitMs = 1000;  // for room in the socket while the peer is connected
+constexpr std::int64_t kHelloEveryMs = 50;  // while the peer loads
+constexpr std::size_t kMaxStoredReplies = 65536;  // of one call, while others are waited for
+
+std::uint64_t random_call_id() {
+    std::random_device device;
+    return (std::uint64_t{device()} << 16U) | 1U;
+}
+
+/// Waiting for the other end of a reply or of a connection.
+struct Call {
+    std::string name;  // of the request, for sentences
+    std::deque<Reply> replies;
+    std::optional<Error> failure;
+};
+
+}  // namespace
+
+class Channel::Impl {
+  public:
+    explicit Impl(Options options) : options_(std::move(options)) {}
+    ~Impl() { close(); }
+
+    const Options& options() const { return options_; }
+    const std::string& failed_service() const { return failed_service_; }
+
+    /// Remembers whom an error is about, for failed_service().
+    template <typename T>
+    Result<T> noted(Result<T> result) {
+        if (!result.has_value())
+            failed_service_ = failure_named_.empty() ? options_.peer : failure_named_;
+        failure_named_.clear();
+        return result;
+    }
+
+    Result<msg::Announcement> hello(const std::vector<msg::SegmentProbe>& probes,
+                                    Deadline deadline) {
+        greeted_ = false;
+        reset_if_lost();
+        std::optional<msg::Pong> last;
+        while (true) {
+            Result<msg::Announcement> answer = ask<msg::Announcement>(msg::Hello{probes}, deadline);
+            if (!answer.has_value()) {
+                // A peer that went away between two questions may come back before the deadline.
+                if (answer.error().code == ErrorCode::unavailable && !deadline.expired()) {
+                    reset_if_lost();
+                    pause(deadline);
+                    continue;
+                }
+                if (last) return not_ready(*last);
+                return std::move(answer).error();
+            }
+            if (answer->state == msg::State::ready) {
+                greeted_ = true;
+                instance_ = answer->instance;
+                lost_reason_.clear();
+                return answer;
+            }
+            Result<msg::Pong> pong = ask<msg::Pong>(msg::Ping{}, deadline);
+            last = pong.has_value() ? *pong
+                                    : msg::Pong{answer->instance, answer->state, 0, std::string()};
+            if (deadline.expired()) return not_ready(*last);
+            pause(deadline);
+        }
+    }
+
+    Result<msg::Pong> ping(Deadline deadline) {
+        pump();
+        reset_if_lost();
+        return ask<msg::Pong>(msg::Ping{}, deadline);
+    }
+
+    Result<std::uint64_t> send(msg::Body body, std::vector<msg::Bytes> frames) {
+        pump();
+        if (!greeted_) return not_greeted(msg::name_of(body));
+        Deadline deadline = Deadline::after_ms(kSendWaitMs);
+        return put(std::move(body), std::move(frames), deadline);
+    }
+
+    void post(msg::Body body) {
+        pump();
+        if (!greeted_) return;
+        msg::Bytes envelope = msg::encode({options_.run_id, 0, std::move(body)});
+        std::vector<msg::Bytes> none;
+        socket_->send({}, envelope, none);
+    }
+
+    Result<Reply> receive(std::uint64_t call_id, Deadline deadline, bool more) {
+        // Time that the caller spent elsewhere is no silence of the peer.
+        if (Clock::now() - last_pump_ > std::chrono::milliseconds(options_.ping_ms))
+            heard_at_ = Clock::now();
+        while (true) {
+            pump();
+            auto found = calls_.find(call_id);
+            if (found == calls_.end())
+                return Error{
+                    ErrorCode::internal,
+                    "call " + std::to_string(call_id) + " is not outstanding at " + where(), ""};
+            Call& call = found->second;
+            if (!call.replies.empty()) return deliver(found, more);
+            if (call.failure) {
+                Error error = std::move(*call.failure);
+                calls_.erase(found);
+                return error;
+            }
+            if (deadline.expired())
+                return Error{ErrorCode::deadline_exceeded,
+                             where() + " has not answered " + call.name + " in the time granted",
+                             "raise the limit, or see what it is doing (k3pipe status)"};
+            watch_liveness();
+            wait(deadline, ZMQ_POLLIN);
+        }
+    }
+
+    void forget(std::uint64_t call_id) noexcept { calls_.erase(call_id); }
+
+  private:
+    using Calls = std::map<std::uint64_t, Call>;
+
+    std::string where() const { return options_.peer + " (" + options_.endpoint + ")"; }
+
+    Error not_greeted(std::string_view request) const {
+        if (lost_reason_.empty())
+            return {ErrorCode::unavailable,
+                    where() + " has not been greeted before " + std::string(request), "say hello"};
+        return {ErrorCode::unavailable, where() + " " + lost_reason_,
+                "the request can be repeated when it is back"};
+    }
+
+    Error not_ready(const msg::Pong& pong) const {
+        std::string detail = pong.detail.empty() ? "" : ": " + pong.detail;
+        std::string progress =
+            pong.state == msg::State::loading
+                ? " (" + std::to_string(pong.progress_permille / 10) + " %" + detail + ")"
+                : "";
+        return {ErrorCode::unavailable,
+                where() + " is not ready in the time granted: it is " +
+                    std::string(msg::to_string(pong.state)) + progress,
+                "wait longer, or see its log"};
+    }
+
+    // ---- the socket -------------------------------------------------------------------------
+
+    void open() {
+        socket_ = std::make_unique<ZmqSocket>(context_, ZMQ_DEALER);
+        // Only completed connections take messages: none waits for a peer that is not there, to
+        // surprise the next one.
+        socket_->set(ZMQ_IMMEDIATE, 1);
+        socket_->set(ZMQ_RECONNECT_IVL, kReconnectMs);
+        socket_->set(ZMQ_CONNECT_TIMEOUT, kConnectTimeoutMs);
+        socket_->set(ZMQ_IPV6, 1);
+        socket_->set_max_message_bytes(options_.max_message_bytes);
+        const std::string name = "inproc://monitor-" + std::to_string(++n_monitors_);
+        ::zmq_socket_monitor(socket_->get(), name.c_str(), ZMQ_EVENT_DISCONNECTED);
+        monitor_ = std::make_unique<ZmqSocket>(context_, ZMQ_PAIR);
+        monitor_->connect(name);
+        socket_->connect(options_.endpoint);
+        heard_at_ = Clock::now();
+    }
+
+    void close() {
+        if (!socket_) return;
+        ::zmq_socket_monitor(socket_->get(), nullptr, 0);
+        monitor_.reset();
+        socket_.reset();
+    }
+
+    void reset_if_lost() {
+        if (socket_ && !broken_) return;
+        close();
+        broken_ = false;
+        open();
+    }
+
+    /// Ends every outstanding call. The socket is given up as well, with all that it still holds.
+    void lose(const std::string& reason) {
+        greeted_ = false;
+        broken_ = true;
+        lost_reason_ = reason;
+        for (auto& [id, call] : calls_)
+            if (!call.failure)
+                call.failure =
+                    Error{ErrorCode::unavailable,
+                          where() + " " + reason + " while " + call.name + " was outstanding",
+                          "the request can be repeated when it is back"};
+    }
+
+    /// Takes everything that has arrived, without waiting.
+    void pump() {
+        last_pump_ = Clock::now();
+        if (!socket_ || broken_) return;
+        // The event first: what came before the end of the connection is then still read below.
+        const bool disconnected = monitor_->receive().has_value();
+        while (std::optional<std::vector<msg::Bytes>> frames = socket_->receive())
+            dispatch(std::move(*frames));
+        if (disconnected && !broken_) lose("has closed the connection");
+    }
+
+    void wait(Deadline deadline, short events) {
+        Deadline until = deadline.min(Deadline::after_ms(
+            std::max<std::int64_t>(1, std::min(options_.ping_ms, options_.liveness_ms))));
+        zmq_pollitem_t items[2] = {{socket_->get(), 0, events, 0},
+                                   {monitor_->get(), 0, ZMQ_POLLIN, 0}};
+        ::zmq_poll(items, broken_ ? 0 : 2, until.remaining_ms());
+    }
+
+    void pause(Deadline deadline) {
+        ::zmq_poll(nullptr, 0, deadline.min(Deadline::after_ms(kHelloEveryMs)).remaining_ms());
+    }
+
+    // ---- questions and answers --------------------------------------------------------------
+
+    /// Hands a message to the socket, waiting for the connection or for room until `deadline`.
+    Result<std::uint64_t> put(msg::Body body, std::vector<msg::Bytes> frames, Deadline deadline) {
+        const std::uint64_t call_id = next_call_id_++;
+        const std::string name(msg::name_of(body));
+        msg::Bytes envelope = msg::encode({options_.run_id, call_id, std::move(body)});
+        const bool greeted_before = greeted_;
+        while (socket_->send({}, envelope, frames) != SendOutcome::sent) {
+            if (deadline.expired())
+                return Error{ErrorCode::unavailable,
+                             greeted_before ? where() + " does not take " + name +
+                                                  ": the queue towards it is full"
+                                            : where() + " does not answer: nobody is connected",
+                             greeted_before ? "it may be overloaded; ask again later"
+                                            : "check that it runs and that the endpoint is right"};
+            wait(deadline, ZMQ_POLLOUT);
+            pump();
+            if (greeted_before && !greeted_) return not_greeted(name);
+            if (broken_) reset_if_lost();
+        }
+        calls_[call_id].name = name;
+        return call_id;
+    }
+
+    /// One question of control, asked of whoever is connected.
+    template <typename T>
+    Result<T> ask(msg::Body body, Deadline deadline) {
+        ASSIGN_OR_RETURN(std::uint64_t call_id, put(std::move(body), {}, deadline));
+        Result<Reply> reply = receive(call_id, deadline, false);
+        forget(call_id);
+        return expect<T>(std::move(reply), where());
+    }
+
+    Result<Reply> deliver(Calls::iterator found, bool more) {
+        Reply reply = std::move(found->second.replies.front());
+        found->second.replies.pop_front();
+        auto* failure = std::get_if<msg::Failure>(&reply.body);
+        if (failure != nullptr || !more) calls_.erase(found);
+        if (failure == nullptr) return reply;
+        failure_named_ = failure->service.empty() ? options_.peer : failure->service;
+        // One that was passed on has been named already where it was first received.
+        if (failure->error.message.starts_with(failure_named_)) return std::move(failure->error);
+        return std::move(failure->error).with_context(failure_named_);
+    }
+
+    void dispatch(std::vector<msg::Bytes> frames) {
+        heard_at_ = Clock::now();
+        std::uint64_t call_id = 0;
+        Result<msg::Envelope> envelope = msg::decode(frames[0], call_id);
+        auto found = calls_.find(call_id);
+        if (!envelope.has_value()) {
+            if (found != calls_.end() && !found->second.failure)
+                found->second.failure = std::move(envelope).error().with_context(where());
+            return;
+        }
+        if (const auto* pong = std::get_if<msg::Pong>(&envelope->body);
+            pong != nullptr && greeted_ && pong->instance != instance_)
+            lose("was restarted");
+        if (found == calls_.end()) return;
+        Call& call = found->second;
+        if (call.replies.size() >= kMaxStoredReplies) {
+            call.failure = Error{ErrorCode::resource_exhausted,
+                                 std::to_string(call.replies.size()) + " replies of " + where() +
+                                     " to " + call.name + " wait unread",
+                                 "read them as they come"};
+            return;
+        }
+        frames.erase(frames.begin());
+        call.replies.push_back({std::move(envelope->body), std::move(frames)});
+    }
+
+    /// Asks for a sign of life when it has been quiet, and gives up after liveness_ms of silence.
+    void watch_liveness() {
+        if (broken_) return;
+        const Clock::time_point now = Clock::now();
+        if (now - heard_at_ > std::chrono::milliseconds(options_.liveness_ms)) {
+            lose("has been silent for " + std::to_string(options_.liveness_ms) + " ms");
+            return;
+        }
+        const std::chrono::milliseconds interval(options_.ping_ms);
+        if (now - heard_at_ < interval || now - pinged_at_ < interval) return;
+        pinged_at_ = now;
+        // Its own call id is not in calls_: any traffic counts as life, this only provokes some.
+        msg::Bytes envelope = msg::encode({options_.run_id, next_call_id_++, msg::Ping{}});
+        std::vector<msg::Bytes> none;
+        socket_->send({}, envelope, none);
+    }
+
+    const Options options_;
+    ZmqContext context_;
+    std::unique_ptr<ZmqSocket> socket_;
+    std::unique_ptr<ZmqSocket> monitor_;
+    std::uint64_t n_monitors_ = 0;
+    bool greeted_ = false;       // hello was answered by the instance that is connected
+    bool broken_ = false;        // the socket is to be replaced before it is used again
+    std::string lost_reason_;    // why a greeted peer is not greeted any more
+    std::string failure_named_;  // by the Failure that is being delivered
+    std::string failed_service_;
+    std::uint64_t instance_ = 0;
+    std::uint64_t next_call_id_ = random_call_id();
+    Calls calls_;
+    Clock::time_point heard_at_ = Clock::now();
+    Clock::time_point pinged_at_{};
+    Clock::time_point last_pump_ = Clock::now();
+};
+
+Channel::Channel(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Channel::~Channel() = default;
+
+Result<std::unique_ptr<Channel>> Channel::create(Options options) {
+    Result<Endpoint> endpoint = parse_endpoint(options.endpoint);
+    if (!endpoint.has_value()) return std::move(endpoint).error().with_context(options.peer);
+    if (endpoint->port == "*" || endpoint->port == "0")
+        return Error{ErrorCode::invalid_argument,
+                     options.peer + ": endpoint " + options.endpoint + " names no port to call",
+                     "write the port that the service listens on"};
+    return std::unique_ptr<Channel>(new Channel(std::make_unique<Impl>(std::move(options))));
+}
+
+Result<msg::Announcement> Channel::hello(const std::vector<msg::SegmentProbe>& probes,
+                                         Deadline deadline) {
+    return impl_->noted(impl_->hello(probes, deadline));
+}
+Result<msg::Pong> Channel::ping(Deadline deadline) { return impl_->noted(impl_->ping(deadline)); }
+Result<std::uint64_t> Channel::send(msg::Body body, std::vector<msg::Bytes> frames) {
+    return impl_->noted(impl_->send(std::move(body), std::move(frames)));
+}
+void Channel::post(msg::Body body) { impl_->post(std::move(body)); }
+Result<Reply> Channel::receive(std::uint64_t call_id, Deadline deadline, bool more) {
+    return impl_->noted(impl_->receive(call_id, deadline, more));
+}
+void Channel::forget(std::uint64_t call_id) noexcept { impl_->forget(call_id); }
+
+Result<Reply> Channel::call(msg::Body body, std::vector<msg::Bytes> frames, Deadline deadline) {
+    ASSIGN_OR_RETURN(std::uint64_t call_id, send(std::move(body), std::move(frames)));
+    Result<Reply> reply = receive(call_id, deadline);
+    impl_->forget(call_id);
+    return reply;
+}
+
+const std::string& Channel::failed_service() const noexcept { return impl_->failed_service(); }
+const Channel::Options& Channel::options() const noexcept { return impl_->options(); }
+
+}  // namespace k3::transport
