@@ -1,0 +1,148 @@
+#include "services/experts/expert_store.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+#include <tuple>
+
+#include "common/base/check.h"
+
+namespace k3::experts {
+
+namespace {
+
+constexpr std::uint32_t kNone = 0xFFFFFFFF;
+
+/// What is wrong with a checkpoint, told in one sentence.
+class Problems {
+  public:
+    void add(Error error) {
+        if (++count_ > kShown) return;
+        if (count_ == 1) first_ = error;
+        text_ += (count_ == 1 ? "" : "; ") + error.message;
+    }
+    Status result() const {
+        if (count_ == 0) return Status::ok();
+        Error error = first_;
+        error.message = text_;
+        if (count_ > kShown) error.message += fmt::format("; and {} more", count_ - kShown);
+        return error;
+    }
+
+  private:
+    static constexpr std::size_t kShown = 3;
+    std::size_t count_ = 0;
+    Error first_;
+    std::string text_;
+};
+
+}  // namespace
+
+CheckpointStore::CheckpointStore(const model::Model& model, const model::Placement& held)
+    : checkpoint_(model.checkpoint),
+      config_(model.config),
+      record_(model.config),
+      index_(std::size_t{held.n_layers()} * held.n_experts(), kNone) {}
+
+Result<std::unique_ptr<CheckpointStore>> CheckpointStore::create(const model::Model& model,
+                                                                 const model::Placement& held) {
+    std::unique_ptr<CheckpointStore> store(new CheckpointStore(model, held));
+    RETURN_IF_ERROR(store->look_up(held));
+    return store;
+}
+
+Status CheckpointStore::look_up(const model::Placement& held) {
+    Problems problems;
+    places_.reserve(held.count());
+    for (std::uint32_t layer = 0; layer < held.n_layers(); ++layer) {
+        for (std::uint32_t expert = 0; expert < held.n_experts(); ++expert) {
+            if (!held.holds(layer, expert)) continue;
+            const auto specs = model::expert_tensors(config_, layer, expert);
+            Places places{};
+            for (std::uint32_t part = 0; part < specs.size(); ++part) {
+                auto tensor =
+                    checkpoint_->require(specs[part].name, specs[part].dtype, specs[part].shape);
+                if (!tensor)
+                    problems.add(std::move(tensor).error());
+                else
+                    places[part] = {(*tensor)->offset, (*tensor)->shard, part};
+            }
+            std::sort(places.begin(), places.end(), [](const Place& a, const Place& b) {
+                return std::tie(a.shard, a.offset) < std::tie(b.shard, b.offset);
+            });
+            index_[std::size_t{layer} * held.n_experts() + expert] =
+                static_cast<std::uint32_t>(places_.size());
+            places_.push_back(places);
+        }
+    }
+    return problems.result();
+}
+
+const CheckpointStore::Places* CheckpointStore::places_of(ExpertKey key) const noexcept {
+    const std::size_t n_experts = config_.moe.n_experts;
+    if (key.layer >= config_.n_layers || key.expert >= n_experts) return nullptr;
+    const std::uint32_t at = index_[key.layer * n_experts + key.expert];
+    return at == kNone ? nullptr : &places_[at];
+}
+
+Status CheckpointStore::read(ExpertKey key, std::span<std::byte> record) {
+    K3_CHECK(record.size() == record_.bytes(),
+             fmt::format("{} bytes for a record of {}", record.size(), record_.bytes()));
+    const Places* places = places_of(key);
+    if (places == nullptr)
+        return Error{ErrorCode::not_found,
+                     fmt::format("layer {} expert {} is not in this store", key.layer, key.expert),
+                     "check which share of the experts this server was given"};
+    Status read = read_parts(*places, record);
+    if (!read)
+        return std::move(read).error().with_context(
+            fmt::format("layer {} expert {}", key.layer, key.expert));
+    ExpertRecord::BadGroup bad;
+    if (record_.find_bad_group(record, bad)) return bad_group(key, bad);
+    return Status::ok();
+}
+
+/// One read for every run of tensors that follow one another in a shard: in the released files that
+/// is one for the whole expert. A run may be cut by the end of a shard, and nothing promises the
+/// order of the six inside it.
+Status CheckpointStore::read_parts(const Places& places, std::span<std::byte> record) {
+    std::array<std::span<std::byte>, ExpertRecord::kParts> parts;
+    for (std::size_t first = 0; first < places.size();) {
+        std::size_t count = 0;
+        std::uint64_t end = places[first].offset;
+        while (first + count < places.size() &&
+               places[first + count].shard == places[first].shard &&
+               places[first + count].offset == end) {
+            const std::uint32_t part = places[first + count].part;
+            parts[count++] = record.subspan(record_.offset(part), record_.part_bytes(part));
+            end += record_.part_bytes(part);
+        }
+        RETURN_IF_ERROR(
+            checkpoint_->read_range(places[first].shard, places[first].offset,
+                                    std::span<const std::span<std::byte>>(parts.data(), count)));
+        bytes_read_.fetch_add(end - places[first].offset, std::memory_order_relaxed);
+        runs_read_.fetch_add(1, std::memory_order_relaxed);
+        first += count;
+    }
+    return Status::ok();
+}
+
+Error CheckpointStore::bad_group(ExpertKey key, const ExpertRecord::BadGroup& bad) const {
+    const auto specs = model::expert_tensors(config_, key.layer, key.expert);
+    const auto scale_part = static_cast<std::uint32_t>(bad.packed_part + 1);
+    const Places& places = *places_of(key);
+    const auto place = std::find_if(places.begin(), places.end(),
+                                    [&](const Place& p) { return p.part == scale_part; });
+    const char* why =
+        bad.scale == 255 ? "which stands for no number" : "under which its codes exceed fp32";
+    return Error{
+        ErrorCode::corrupt,
+        fmt::format("layer {} expert {}: {} row {} group {} has scale byte {}, {} ({} at byte {})",
+                    key.layer, key.expert, specs[scale_part].name, bad.row, bad.group, bad.scale,
+                    why, checkpoint_->shard_path(place->shard).string(),
+                    place->offset + bad.scale_offset),
+        "copy that file again from its source and compare its checksum"};
+}
+
+}  // namespace k3::experts
