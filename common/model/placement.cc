@@ -56,8 +56,9 @@ Result<std::vector<std::uint32_t>> parse_list(std::string_view share, std::strin
         std::size_t comma = rest.find(',');
         std::string_view part = trim(rest.substr(0, comma));
         auto [low, high] = cut(part, '-');
-        std::optional<std::uint32_t> first = parse_number(low);
-        std::optional<std::uint32_t> last = low.size() == part.size() ? first : parse_number(high);
+        std::optional<std::uint32_t> first = parse_number(trim(low));
+        bool single = low.size() == part.size();
+        std::optional<std::uint32_t> last = single ? first : parse_number(trim(high));
         if (!first || !last || *first > *last || *first < legal.first || *last > legal.last)
             return bad(part);
         for (std::uint32_t n = *first; n <= *last; ++n) numbers.push_back(n);

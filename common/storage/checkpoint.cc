@@ -259,6 +259,13 @@ Status Checkpoint::read_range(std::uint32_t shard, std::uint64_t offset,
     return read_exactly(from.fd.get(), offset, dst, from.path);
 }
 
+Status Checkpoint::read_range(std::uint32_t shard, std::uint64_t offset,
+                              std::span<const std::span<std::byte>> parts) const {
+    K3_CHECK(shard < impl_->shards.size(), fmt::format("shard {}", shard));
+    const Shard& from = impl_->shards[shard];
+    return read_exactly(from.fd.get(), offset, parts, from.path);
+}
+
 std::span<const TensorInfo> Checkpoint::tensors() const noexcept { return impl_->tensors; }
 const std::filesystem::path& Checkpoint::directory() const noexcept { return impl_->directory(); }
 std::uint32_t Checkpoint::n_shards() const noexcept {

@@ -47,6 +47,10 @@ class Checkpoint {
     /// Reads any range of a shard, e.g. the run that holds one expert's six tensors. Any thread.
     /// Errors as read(), without the tensor's name.
     Status read_range(std::uint32_t shard, std::uint64_t offset, std::span<std::byte> dst) const;
+    /// The same for bytes that lie together in the shard and apart in memory, in one system call:
+    /// `parts` (at most kMaxParts of file.h) are filled one after the other. Any thread.
+    Status read_range(std::uint32_t shard, std::uint64_t offset,
+                      std::span<const std::span<std::byte>> parts) const;
 
     /// In order of name. Text tensors only.
     std::span<const TensorInfo> tensors() const noexcept;

@@ -3,8 +3,10 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <limits>
 #include <system_error>
@@ -52,27 +54,45 @@ Status check_checkpoint_directory(const std::filesystem::path& directory) {
 
 Status read_exactly(int fd, std::uint64_t offset, std::span<std::byte> dst,
                     const std::filesystem::path& path) {
-    if (offset > static_cast<std::uint64_t>(std::numeric_limits<off_t>::max()) - dst.size())
+    return read_exactly(fd, offset, std::span<const std::span<std::byte>>(&dst, 1), path);
+}
+
+Status read_exactly(int fd, std::uint64_t offset, std::span<const std::span<std::byte>> parts,
+                    const std::filesystem::path& path) {
+    K3_CHECK(parts.size() <= kMaxParts, fmt::format("{} parts", parts.size()));
+    std::array<iovec, kMaxParts> left{};
+    std::size_t wanted = 0;
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+        left[i] = {parts[i].data(), parts[i].size()};
+        wanted += parts[i].size();
+    }
+    if (offset > static_cast<std::uint64_t>(std::numeric_limits<off_t>::max()) - wanted)
         return Error{
             ErrorCode::corrupt,
-            fmt::format("{}: no file has {} bytes at offset {}", path.string(), dst.size(), offset),
+            fmt::format("{}: no file has {} bytes at offset {}", path.string(), wanted, offset),
             "copy the file again from its source"};
+    std::size_t first = 0;
     std::size_t done = 0;
-    while (done < dst.size()) {
-        ssize_t got =
-            ::pread(fd, dst.data() + done, dst.size() - done, static_cast<off_t>(offset + done));
+    while (done < wanted) {
+        ssize_t got = ::preadv(fd, left.data() + first, static_cast<int>(parts.size() - first),
+                               static_cast<off_t>(offset + done));
         if (got < 0 && errno == EINTR) continue;
         if (got < 0) {
             int reason = errno;
-            return system_error(
-                reason, fmt::format("read {} bytes at offset {} of", dst.size(), offset), path);
+            return system_error(reason,
+                                fmt::format("read {} bytes at offset {} of", wanted, offset), path);
         }
         if (got == 0)
             return Error{ErrorCode::corrupt,
                          fmt::format("{} ends early: wanted {} bytes at offset {}, got {}",
-                                     path.string(), dst.size(), offset, done),
+                                     path.string(), wanted, offset, done),
                          "copy the file again from its source"};
         done += static_cast<std::size_t>(got);
+        auto skip = static_cast<std::size_t>(got);
+        while (first < parts.size() && skip >= left[first].iov_len) skip -= left[first++].iov_len;
+        if (skip > 0)
+            left[first] = {static_cast<std::byte*>(left[first].iov_base) + skip,
+                           left[first].iov_len - skip};
     }
     return Status::ok();
 }

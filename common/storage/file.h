@@ -30,6 +30,12 @@ Status check_checkpoint_directory(const std::filesystem::path& directory);
 Status read_exactly(int fd, std::uint64_t offset, std::span<std::byte> dst,
                     const std::filesystem::path& path);
 
+/// The same for bytes that lie together in the file and apart in memory: one preadv fills `parts`
+/// (at most kMaxParts) one after the other.
+inline constexpr std::size_t kMaxParts = 16;
+Status read_exactly(int fd, std::uint64_t offset, std::span<const std::span<std::byte>> parts,
+                    const std::filesystem::path& path);
+
 /// A whole small file. Errors: as above, and corrupt if it has more than `max_bytes`.
 Result<std::string> read_text_file(const std::filesystem::path& path, std::uint64_t max_bytes);
 

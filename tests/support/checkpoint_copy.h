@@ -10,6 +10,7 @@
 #include <functional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace k3::test {
 
@@ -18,13 +19,14 @@ class TempDir {
   public:
     TempDir();
     ~TempDir();
+    TempDir(TempDir&& other) noexcept : path_(std::exchange(other.path_, {})) {}
     TempDir(const TempDir&) = delete;
     TempDir& operator=(const TempDir&) = delete;
 
     const std::filesystem::path& path() const noexcept { return path_; }
 
   private:
-    std::filesystem::path path_;
+    std::filesystem::path path_;  // empty after a move
 };
 
 /// The whole file. / Replaces the whole file.

@@ -1,0 +1,111 @@
+#include "common/base/memory.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <fstream>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <string_view>
+
+namespace k3 {
+
+namespace {
+
+std::optional<std::string> read_text(const std::filesystem::path& path) {
+    std::ifstream file(path);
+    if (!file) return std::nullopt;
+    std::ostringstream text;
+    text << file.rdbuf();
+    if (file.bad()) return std::nullopt;
+    return std::move(text).str();
+}
+
+std::optional<std::uint64_t> parse_number(std::string_view text) {
+    while (!text.empty() && (text.front() == ' ' || text.front() == '\t')) text.remove_prefix(1);
+    std::uint64_t value = 0;
+    auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (error != std::errc() || end == text.data()) return std::nullopt;
+    return value;
+}
+
+/// The number after `key` at the beginning of a line ("MemAvailable:", "inactive_file ").
+std::optional<std::uint64_t> number_after(std::string_view text, std::string_view key) {
+    while (!text.empty()) {
+        std::string_view line = text.substr(0, text.find('\n'));
+        if (line.starts_with(key)) return parse_number(line.substr(key.size()));
+        text.remove_prefix(std::min(text.size(), line.size() + 1));
+    }
+    return std::nullopt;
+}
+
+std::optional<std::uint64_t> number_in(const std::filesystem::path& path) {
+    std::optional<std::string> text = read_text(path);
+    return text ? parse_number(*text) : std::nullopt;  // "max" is no number: no limit
+}
+
+struct CgroupFiles {
+    std::string_view limit;
+    std::string_view usage;
+    std::string_view inactive_file;  // key in memory.stat, descendants included
+};
+constexpr CgroupFiles kVersion2{"memory.max", "memory.current", "inactive_file "};
+constexpr CgroupFiles kVersion1{"memory.limit_in_bytes", "memory.usage_in_bytes",
+                                "total_inactive_file "};
+
+/// Lowers `available` to what the groups from `group` up to `mount` leave.
+void apply_limits(const std::filesystem::path& mount, const std::filesystem::path& group,
+                  const CgroupFiles& files, AvailableMemory& available) {
+    std::filesystem::path relative = group.relative_path();
+    while (true) {
+        // Inside a container /proc/self/cgroup may name a path that only the host sees; the
+        // ancestors are tried all the same, and the mount itself is the container's own group.
+        const std::filesystem::path directory = mount / relative;
+        const std::optional<std::uint64_t> limit = number_in(directory / files.limit);
+        const std::optional<std::uint64_t> usage = number_in(directory / files.usage);
+        if (limit && usage) {
+            std::uint64_t cache = 0;
+            if (auto stat = read_text(directory / "memory.stat"))
+                cache = number_after(*stat, files.inactive_file).value_or(0);
+            const std::uint64_t used = *usage - std::min(*usage, cache);
+            const std::uint64_t left = *limit - std::min(*limit, used);
+            if (left < available.bytes) available = {left, (directory / files.limit).string()};
+        }
+        if (relative.empty()) return;
+        relative = relative.parent_path();
+    }
+}
+
+}  // namespace
+
+Result<AvailableMemory> available_memory(const std::filesystem::path& root) {
+    const std::filesystem::path meminfo = root / "proc/meminfo";
+    const std::optional<std::string> text = read_text(meminfo);
+    if (!text)
+        return Error{ErrorCode::io, fmt::format("cannot read {}", meminfo.string()),
+                     "give memory budgets explicitly"};
+    const std::optional<std::uint64_t> kib = number_after(*text, "MemAvailable:");
+    if (!kib)
+        return Error{ErrorCode::corrupt, fmt::format("{} has no MemAvailable", meminfo.string()),
+                     "give memory budgets explicitly"};
+    AvailableMemory available{*kib * 1024, meminfo.string()};
+
+    std::istringstream groups(read_text(root / "proc/self/cgroup").value_or(""));
+    for (std::string line; std::getline(groups, line);) {
+        // "0::/path" in version 2, "5:memory:/path" in version 1.
+        const std::size_t first = line.find(':');
+        const std::size_t second = first == std::string::npos ? first : line.find(':', first + 1);
+        if (second == std::string::npos) continue;
+        const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
+        const std::filesystem::path group = line.substr(second + 1);
+        if (line.starts_with("0::"))
+            apply_limits(root / "sys/fs/cgroup", group, kVersion2, available);
+        else if (controllers.find(",memory,") != std::string::npos)
+            apply_limits(root / "sys/fs/cgroup/memory", group, kVersion1, available);
+    }
+    return available;
+}
+
+}  // namespace k3

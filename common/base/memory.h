@@ -1,0 +1,23 @@
+#pragma once
+// How much memory this process may still take.
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+#include "common/base/result.h"
+
+namespace k3 {
+
+struct AvailableMemory {
+    std::uint64_t bytes = 0;
+    std::string limited_by;  // for people: "/proc/meminfo" or the cgroup's file
+};
+
+/// The smaller of what the machine has left (MemAvailable) and what the limits of this process's
+/// cgroup and of its ancestors leave, page cache that can be given back counted as left. Versions 1
+/// and 2 of cgroups; a cgroup that cannot be read does not limit.
+/// `root` is put before /proc and /sys (tests). Errors: io, corrupt (/proc/meminfo).
+Result<AvailableMemory> available_memory(const std::filesystem::path& root = "/");
+
+}  // namespace k3
