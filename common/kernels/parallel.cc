@@ -20,8 +20,6 @@ int cores_of_this_process() noexcept {
 
 /// Rows a thread takes at once; a multiple of what the tables block by.
 constexpr std::size_t kRowBlock = 16;
-/// Below this many products the threads cost more than they save (a wake-up is some 5 us).
-constexpr std::size_t kMinProducts = 1U << 17U;
 
 }  // namespace
 
@@ -40,7 +38,7 @@ void matmul(const KernelTable& table, const Matrix& w, const float* x, std::size
             std::size_t n_rows, float* y, std::size_t y_stride) noexcept {
     const std::size_t n_blocks = (w.n_out + kRowBlock - 1) / kRowBlock;
     const std::size_t n_parts = std::min(n_blocks, static_cast<std::size_t>(threads()));
-    if (n_parts <= 1 || w.n_out * w.n_in * n_rows < kMinProducts) {
+    if (n_parts <= 1 || w.n_out * w.n_in * n_rows < kMinParallelWork) {
         table.matmul(w, x, x_stride, n_rows, y, y_stride);
         return;
     }

@@ -23,4 +23,17 @@ void parallel_for(std::size_t n, const Body& body) noexcept {
     for (std::size_t i = 0; i < n; ++i) body(i);
 }
 
+/// Below this many multiply-adds threads cost more than they save (a wake-up is some 5 us).
+inline constexpr std::size_t kMinParallelWork = std::size_t{1} << 17U;
+
+/// The same on one thread when there is little to do: `work_per_item` is in multiply-adds.
+template <typename Body>
+void parallel_for(std::size_t n, std::size_t work_per_item, const Body& body) noexcept {
+    if (n * work_per_item < kMinParallelWork) {
+        for (std::size_t i = 0; i < n; ++i) body(i);
+        return;
+    }
+    parallel_for(n, body);
+}
+
 }  // namespace k3::kernels

@@ -46,7 +46,7 @@ void ResidualStream::mix(const kernels::KernelTable& table, std::span<const std:
                          std::span<const float> query, float* out) noexcept {
     const std::size_t n_sources = n_snapshots_ + 1;
     n_mixed_ = rows.size();
-    kernels::parallel_for(rows.size(), [&](std::size_t i) {
+    kernels::parallel_for(rows.size(), 3 * n_sources * hidden_size_, [&](std::size_t i) {
         float* to = out + i * hidden_size_;
         if (n_sources == 1) {  // only before layer 0: its mix weights are dead (spec 3.4)
             std::memcpy(to, prefix(rows[i]), hidden_size_ * sizeof(float));
@@ -69,7 +69,7 @@ void ResidualStream::take_snapshot() noexcept {
 }
 
 void ResidualStream::add(const kernels::KernelTable& table, const float* y) noexcept {
-    kernels::parallel_for(n_rows_, [&](std::size_t r) {
+    kernels::parallel_for(n_rows_, hidden_size_, [&](std::size_t r) {
         const float* from = y + r * hidden_size_;
         if (prefix_is_empty_)
             std::memcpy(prefix(r), from, hidden_size_ * sizeof(float));

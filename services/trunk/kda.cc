@@ -46,7 +46,10 @@ void Kda::run(const kernels::KernelTable& table, std::uint32_t layer, const KdaW
     project(weights.g, gate_.data());
 
     const std::size_t heads = config_.n_heads;
-    kernels::parallel_for(batch.runs.size() * heads, [&](std::size_t i) {
+    // Per row and head: decay, read, write and output of the matrix, and some 50 values per
+    // channel.
+    const std::size_t work = n / batch.runs.size() * rank * (4 * rank + 50);
+    kernels::parallel_for(batch.runs.size() * heads, work, [&](std::size_t i) {
         run_head(table, layer, weights, batch.runs[i / heads], i % heads);
     });
     kernels::matmul(table, weights.o, out_.data(), width, n, y, hidden_size_);

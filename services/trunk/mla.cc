@@ -38,7 +38,7 @@ void Mla::run(const kernels::KernelTable& table, std::uint32_t layer, const MlaW
     const std::size_t low = config_.q_lora_rank;
     const std::size_t heads = config_.n_heads;
     kernels::matmul(table, weights.q_a, x, hidden_size_, n, q_low_.data(), low);
-    kernels::parallel_for(n, [&](std::size_t r) {
+    kernels::parallel_for(n, 2 * low, [&](std::size_t r) {
         float* row = q_low_.data() + r * low;
         table.rms_norm(row, weights.q_a_norm.data(), low, config_.lora_norm_eps, row);
     });
@@ -46,10 +46,13 @@ void Mla::run(const kernels::KernelTable& table, std::uint32_t layer, const MlaW
     kernels::matmul(table, weights.kv_a, x, hidden_size_, n, kv_.data(), weights.kv_a.n_out);
     kernels::matmul(table, weights.g, x, hidden_size_, n, gate_.data(), weights.g.n_out);
 
-    kernels::parallel_for(n, [&](std::size_t r) {
+    kernels::parallel_for(n, 3 * weights.kv_a.n_out, [&](std::size_t r) {
         append(table, layer, weights, batch.rows[r], kv_.data() + r * weights.kv_a.n_out);
     });
-    kernels::parallel_for(n * heads, [&](std::size_t i) {
+    // A head goes through its rows of kv_b once and through the cache twice.
+    const std::size_t work =
+        2 * weights.kv_a.n_out * (batch.rows.back().position + 1 + config_.qk_nope_head_dim);
+    kernels::parallel_for(n * heads, work, [&](std::size_t i) {
         attend(table, layer, weights, batch.rows[i / heads], i / heads, i % heads);
     });
     kernels::matmul(table, weights.o, out_.data(), config_.width(), n, y, hidden_size_);

@@ -48,7 +48,7 @@ void FeedForward::gated_mlp(const kernels::KernelTable& table, const MlpWeights&
     const std::size_t width = weights.gate.n_out;
     kernels::matmul(table, weights.gate, x, hidden_size_, n_rows, gate_.data(), width);
     kernels::matmul(table, weights.up, x, hidden_size_, n_rows, up_.data(), width);
-    kernels::parallel_for(n_rows, [&](std::size_t r) {
+    kernels::parallel_for(n_rows, 50 * width, [&](std::size_t r) {
         float* gate = gate_.data() + r * width;
         table.situ_glu(gate, up_.data() + r * width, width, situ_beta_, situ_linear_beta_, gate);
     });
@@ -62,7 +62,7 @@ void FeedForward::route(const kernels::KernelTable& table, const MoeWeights& wei
     const std::size_t k = config_.top_k;
     const kernels::RouterParams params{k, config_.renormalize, config_.scaling_factor};
     kernels::matmul(table, weights.router, x, hidden_size_, n_rows, scores_.data(), n);
-    kernels::parallel_for(n_rows, [&](std::size_t r) {
+    kernels::parallel_for(n_rows, n * (20 + k), [&](std::size_t r) {
         std::span<float> scores = scores_.span().subspan(r * n, n);
         table.sigmoid(scores.data(), n, scores.data());
         kernels::route(params, scores, weights.router_bias, biased_.span().subspan(r * n, n),
@@ -74,14 +74,14 @@ void FeedForward::route(const kernels::KernelTable& table, const MoeWeights& wei
 void FeedForward::combine(const kernels::KernelTable& table, const MoeWeights& weights,
                           std::size_t n_rows, float* y) noexcept {
     const std::size_t latent = config_.latent_size;
-    kernels::parallel_for(n_rows, [&](std::size_t r) {
+    kernels::parallel_for(n_rows, 4 * latent, [&](std::size_t r) {
         float* row = routed_.data() + r * latent;
         table.fixed_to_float(sums_.data() + r * latent, latent, row);
         if (!weights.latent_norm.empty())
             table.rms_norm(row, weights.latent_norm.data(), latent, eps_, row);
     });
     kernels::matmul(table, weights.latent_up, routed_.data(), latent, n_rows, y, hidden_size_);
-    kernels::parallel_for(n_rows, [&](std::size_t r) {
+    kernels::parallel_for(n_rows, hidden_size_, [&](std::size_t r) {
         table.add(shared_.data() + r * hidden_size_, hidden_size_, y + r * hidden_size_);
     });
 }

@@ -184,7 +184,7 @@ void Stage::mix_and_norm(std::span<const std::uint32_t> rows, Vector query, Vect
     if (observer_ != nullptr && stream_.n_snapshots() > 0)
         observer_->on_mix(site, layer, stream_.mix_weights());
     if (site == MixSite::output) observe(Site::output_mix, layer, view(x_, rows.size()));
-    kernels::parallel_for(rows.size(), [&](std::size_t i) {
+    kernels::parallel_for(rows.size(), 2 * hidden, [&](std::size_t i) {
         float* row = x_.data() + i * hidden;
         table_.rms_norm(row, norm.data(), hidden, config_.rms_norm_eps, row);
     });
