@@ -2,6 +2,7 @@
 // A point in time by which a wait must end. Passed down instead of a timeout, so that a chain of
 // waits shares one budget.
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 
@@ -11,8 +12,10 @@ using Clock = std::chrono::steady_clock;
 
 class Deadline {
   public:
+    /// At most a year away: a "forever" in milliseconds must not overflow the clock.
     static Deadline after(std::chrono::milliseconds duration) {
-        return Deadline(Clock::now() + duration);
+        return Deadline(Clock::now() +
+                        std::clamp<std::chrono::milliseconds>(duration, -kLongest, kLongest));
     }
     static Deadline after_ms(std::int64_t ms) { return after(std::chrono::milliseconds(ms)); }
 
@@ -27,6 +30,7 @@ class Deadline {
     Deadline min(Deadline other) const { return Deadline(at_ < other.at_ ? at_ : other.at_); }
 
   private:
+    static constexpr std::chrono::hours kLongest{24 * 365};
     explicit Deadline(Clock::time_point at) : at_(at) {}
     Clock::time_point at_;
 };

@@ -16,12 +16,9 @@ class [[nodiscard]] Result {
   public:
     using value_type = T;
 
-    Result(T value)
-        : state_(std::in_place_index<0>, std::move(value)) {
-    }  // NOLINT(google-explicit-constructor): reads like std::expected
-    Result(Error error)
-        : state_(std::in_place_index<1>, std::move(error)) {
-    }  // NOLINT(google-explicit-constructor): reads like std::expected
+    // Not explicit, so that `return value;` and `return Error{...};` read like std::expected.
+    Result(T value) : state_(std::in_place_index<0>, std::move(value)) {}
+    Result(Error error) : state_(std::in_place_index<1>, std::move(error)) {}
 
     bool has_value() const noexcept { return state_.index() == 0; }
     explicit operator bool() const noexcept { return has_value(); }
@@ -44,8 +41,14 @@ class [[nodiscard]] Result {
     T* operator->() { return &value(); }
     const T* operator->() const { return &value(); }
 
-    const Error& error() const& { return std::get<1>(state_); }
-    Error&& error() && { return std::get<1>(std::move(state_)); }
+    const Error& error() const& {
+        K3_CHECK(!has_value(), "a value, no error");
+        return std::get<1>(state_);
+    }
+    Error&& error() && {
+        K3_CHECK(!has_value(), "a value, no error");
+        return std::get<1>(std::move(state_));
+    }
 
   private:
     std::variant<T, Error> state_;
@@ -55,15 +58,19 @@ class [[nodiscard]] Result {
 class [[nodiscard]] Status {
   public:
     Status() = default;
-    Status(Error error)
-        : error_(std::move(error)) {
-    }  // NOLINT(google-explicit-constructor): reads like std::expected
+    Status(Error error) : error_(std::move(error)) {}
 
     static Status ok() { return {}; }
     bool has_value() const noexcept { return !error_.has_value(); }
     explicit operator bool() const noexcept { return has_value(); }
-    const Error& error() const& { return *error_; }
-    Error&& error() && { return *std::move(error_); }
+    const Error& error() const& {
+        K3_CHECK(!has_value(), "ok, no error");
+        return *error_;
+    }
+    Error&& error() && {
+        K3_CHECK(!has_value(), "ok, no error");
+        return *std::move(error_);
+    }
 
   private:
     std::optional<Error> error_;

@@ -6,8 +6,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
-#include <cmath>
-#include <cstdio>
 #include <deque>
 #include <fstream>
 #include <functional>
@@ -25,29 +23,18 @@ std::string flag_of(const std::string& name) {
     return flag;
 }
 
-std::size_t edit_distance(std::string_view a, std::string_view b) {
-    std::vector<std::size_t> row(b.size() + 1);
-    for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
-    for (std::size_t i = 1; i <= a.size(); ++i) {
-        std::size_t diagonal = row[0];
-        row[0] = i;
-        for (std::size_t j = 1; j <= b.size(); ++j) {
-            std::size_t replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-            diagonal = row[j];
-            row[j] = std::min({row[j] + 1, row[j - 1] + 1, replaced});
-        }
-    }
-    return row[b.size()];
-}
-
 Error invalid(std::string message, std::string remedy) {
     return Error{ErrorCode::invalid_argument, std::move(message), std::move(remedy)};
 }
 
 /// A TOML scalar as the text a flag would carry.
-std::string text_of(const toml::node& node) {
+Result<std::string> text_of(const toml::node& node, const std::string& where) {
+    if (node.is_table() || node.is_array())
+        return invalid(
+            fmt::format("{} is a {}", where, node.is_table() ? "table" : "list of lists"),
+            "give a plain value");
     if (const auto* text = node.as_string()) return text->get();
-    if (const auto* flag = node.as_boolean()) return flag->get() ? "true" : "false";
+    if (const auto* flag = node.as_boolean()) return std::string(flag->get() ? "true" : "false");
     std::ostringstream out;
     out << toml::node_view<const toml::node>(node);
     return out.str();
@@ -64,7 +51,8 @@ struct Setting {
     bool is_list = false;
     // Takes one value; `where` is how the user gave it ("--threads", "threads in demo.toml").
     std::function<Status(const std::string& value, const std::string& where)> set;
-    std::vector<std::string> given;  // on the command line
+    std::function<void()> clear;     // of a list: drops the default
+    std::vector<std::string> given;  // on the command line, where it beats the file
     bool seen = false;
 };
 
@@ -95,15 +83,14 @@ class Settings::Impl {
 
     Status read_file(const std::string& path) {
         std::string text;
-        if (path == "-") {
-            text.assign(std::istreambuf_iterator<char>(std::cin), {});
-        } else {
-            std::ifstream file(path);
-            if (!file)
-                return Error{ErrorCode::not_found,
-                             fmt::format("{}: cannot read settings file {}", program, path),
-                             "check the path given to --config"};
-            text.assign(std::istreambuf_iterator<char>(file), {});
+        try {
+            std::ifstream file;
+            if (path != "-") file.open(path);
+            if (!file) throw std::ios_base::failure("cannot open");
+            text.assign(std::istreambuf_iterator<char>(path == "-" ? std::cin : file), {});
+        } catch (const std::ios_base::failure&) {  // reading a directory throws, too
+            return invalid(fmt::format("{}: cannot read settings file {}", program, path),
+                           "check the path given to --config");
         }
         try {
             const toml::table table = toml::parse(text, path);
@@ -121,14 +108,49 @@ class Settings::Impl {
                                   [&](const Setting& s) { return s.name == key; });
         if (found == settings.end()) return unknown(key, " in " + path, false);
         std::string where = fmt::format("{} in {}", key, path);
-        if (const auto* list = node.as_array()) {
-            if (!found->is_list) return invalid(where + " is a list", "give one value");
-            if (found->given.empty())
-                for (const auto& item : *list) RETURN_IF_ERROR(found->set(text_of(item), where));
-        } else if (found->given.empty()) {  // a flag beats the file
-            RETURN_IF_ERROR(found->set(text_of(node), where));
+        std::vector<std::string> values;
+        const toml::array* list = node.as_array();
+        if (list != nullptr && !found->is_list)
+            return invalid(where + " is a list", "give one value");
+        if (list == nullptr) {
+            ASSIGN_OR_RETURN(values.emplace_back(), text_of(node, where));
+        } else {
+            for (const toml::node& item : *list) {
+                ASSIGN_OR_RETURN(values.emplace_back(), text_of(item, where));
+            }
         }
-        found->seen = true;
+        if (!found->given.empty()) return Status::ok();
+        return take(*found, values, where);
+    }
+
+    /// Sets a setting from one place; a list replaces its default.
+    static Status take(Setting& setting, const std::vector<std::string>& values,
+                       const std::string& where) {
+        if (setting.clear && !values.empty()) setting.clear();
+        for (const std::string& value : values) RETURN_IF_ERROR(setting.set(value, where));
+        setting.seen = !values.empty();
+        return Status::ok();
+    }
+
+    bool is_flag_name(const std::string& word) const {
+        return std::any_of(settings.begin(), settings.end(),
+                           [&](const Setting& s) { return flag_of(s.name) == word; });
+    }
+
+    /// `--listen --name x` is a forgotten value, not a service that listens on "--name".
+    Status check_flags() const {
+        for (const Setting& setting : settings)
+            for (const std::string& value : setting.given)
+                if (!setting.is_flag && is_flag_name(value))
+                    return invalid(fmt::format("{}: {} needs a value, but {} follows", program,
+                                               flag_of(setting.name), value),
+                                   fmt::format("see {} --help", program));
+        return Status::ok();
+    }
+
+    Status take_flags() {
+        for (Setting& setting : settings)
+            RETURN_IF_ERROR(take(setting, setting.given, flag_of(setting.name)));
         return Status::ok();
     }
 };
@@ -225,6 +247,7 @@ void Settings::add_list(std::string name, std::vector<std::string>* value, std::
     Setting& setting = impl_->add(std::move(name), "TEXT ...", std::move(help));
     setting.is_list = true;
     setting.required = required;
+    setting.clear = [value] { value->clear(); };
     setting.set = [value](const std::string& text, const std::string&) {
         value->push_back(text);
         return Status::ok();
@@ -260,6 +283,7 @@ Result<Settings::Action> Settings::parse(int argc, const char* const* argv) {
         return invalid(fmt::format("{}: {}", impl.program, e.what()),
                        fmt::format("see {} --help", impl.program));
     }
+    RETURN_IF_ERROR(impl.check_flags());
     if (std::vector<std::string> extras = app.remaining(); !extras.empty()) {
         std::string word = extras.front().substr(0, extras.front().find('='));
         if (word.starts_with("-")) RETURN_IF_ERROR(impl.unknown(word, "", true));
@@ -268,11 +292,10 @@ Result<Settings::Action> Settings::parse(int argc, const char* const* argv) {
     }
     for (std::size_t i = 0; i < impl.settings.size(); ++i) {
         Setting& setting = impl.settings[i];
-        if (setting.is_flag && flags[i]) setting.given = {"true"};
-        for (const std::string& value : setting.given)
-            RETURN_IF_ERROR(setting.set(value, flag_of(setting.name)));
-        setting.seen = !setting.given.empty();
+        if (setting.is_flag && app.count(flag_of(setting.name)) > 0)
+            setting.given = {flags[i] ? "true" : "false"};
     }
+    RETURN_IF_ERROR(impl.take_flags());
     if (!config.empty()) RETURN_IF_ERROR(impl.read_file(config));
     for (const Setting& setting : impl.settings)
         if (setting.required && !setting.seen)
@@ -280,61 +303,6 @@ Result<Settings::Action> Settings::parse(int argc, const char* const* argv) {
                                        flag_of(setting.name), setting.help),
                            fmt::format("see {} --help", impl.program));
     return Action::run;
-}
-
-Result<std::uint64_t> parse_bytes(std::string_view text) {
-    struct Unit {
-        std::string_view suffix;
-        double factor;
-    };
-    static constexpr Unit kUnits[] = {{"KiB", 1024.0},
-                                      {"MiB", 1048576.0},
-                                      {"GiB", 1073741824.0},
-                                      {"TiB", 1099511627776.0},
-                                      {"kB", 1e3},
-                                      {"KB", 1e3},
-                                      {"MB", 1e6},
-                                      {"GB", 1e9},
-                                      {"TB", 1e12},
-                                      {"B", 1.0},
-                                      {"", 1.0}};
-    double number = 0;
-    auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), number);
-    std::string_view suffix(end, static_cast<std::size_t>(text.data() + text.size() - end));
-    while (!suffix.empty() && suffix.front() == ' ') suffix.remove_prefix(1);
-    for (const Unit& unit : kUnits) {
-        if (code != std::errc{} || suffix != unit.suffix) continue;
-        double bytes = number * unit.factor;
-        if (bytes >= 0 && bytes < 9e18) return static_cast<std::uint64_t>(std::llround(bytes));
-    }
-    return invalid(fmt::format("'{}' is not a size", text),
-                   "write a number of bytes, or one with KiB, MiB, GiB, TiB, kB, MB, GB or TB");
-}
-
-std::string format_bytes(std::uint64_t bytes) {
-    static constexpr std::string_view kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB"};
-    double value = static_cast<double>(bytes);
-    std::size_t unit = 0;
-    while (value >= 1024 && unit + 1 < std::size(kUnits)) {
-        value /= 1024;
-        ++unit;
-    }
-    if (unit == 0 || value == std::floor(value))
-        return fmt::format("{:.0f} {}", value, kUnits[unit]);
-    return fmt::format("{:.2f} {}", value, kUnits[unit]);
-}
-
-std::string nearest_name(std::string_view word, std::span<const std::string> candidates) {
-    std::string best;
-    std::size_t best_distance = std::min<std::size_t>(4, word.size() / 2 + 1);
-    for (const std::string& candidate : candidates) {
-        std::size_t distance = edit_distance(word, candidate);
-        if (distance < best_distance) {
-            best_distance = distance;
-            best = candidate;
-        }
-    }
-    return best;
 }
 
 std::string_view version() noexcept { return K3_VERSION; }

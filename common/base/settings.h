@@ -36,7 +36,7 @@ class Settings {
     void add_bytes(std::string name, std::uint64_t* value, std::string help);
     void add_number(std::string name, double* value, double min, double max, std::string help);
     void add_flag(std::string name, bool* value, std::string help);
-    /// May be given several times; a list in TOML.
+    /// May be given several times; a list in TOML. What is given replaces the default.
     void add_list(std::string name, std::vector<std::string>* value, std::string help,
                   bool required = false);
 
@@ -54,7 +54,7 @@ Result<std::uint64_t> parse_bytes(std::string_view text);
 /// 1610612736 -> "1.5 GiB".
 std::string format_bytes(std::uint64_t bytes);
 
-/// The candidate nearest to `word` within edit distance 3 (and under half its length), or "".
+/// The candidate nearest to `word` within edit distance 3 (and at most half its length), or "".
 std::string nearest_name(std::string_view word, std::span<const std::string> candidates);
 
 /// The version of this build, "0.1.0".
