@@ -37,6 +37,8 @@ struct Error {
     std::string message;  // one sentence with the names and numbers in it, no full stop needed
     std::string remedy;   // what to do next; may be empty when there is nothing to do
 
+    bool operator==(const Error&) const = default;
+
     /// The same error one level up: "layer 41: <message>". Only a level that knows more adds it.
     Error with_context(std::string_view context) &&;
 

@@ -6,9 +6,12 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 #include <random>
+#include <string>
 
 #include "common/transport/arena_layout.h"
 #include "common/transport/exit_files.h"
@@ -22,10 +25,20 @@ std::uint64_t random_number() {
     return (std::uint64_t{device()} << 32U) | device();
 }
 
-Error no_space(const std::string& name, std::size_t bytes) {
+/// What /dev/shm can take now: its own limit, or the memory behind it if that is less.
+std::uint64_t available_bytes() {
     struct statvfs info {};
     std::uint64_t available = 0;
     if (::statvfs("/dev/shm", &info) == 0) available = std::uint64_t{info.f_bavail} * info.f_bsize;
+    std::ifstream file("/proc/meminfo");
+    std::string key;
+    std::uint64_t kib = 0;
+    while (file >> key >> kib && key != "MemAvailable:") file.ignore(64, '\n');
+    return key == "MemAvailable:" ? std::min(available, kib * 1024) : available;
+}
+
+Error no_space(const std::string& name, std::size_t bytes) {
+    const std::uint64_t available = available_bytes();
     return {ErrorCode::resource_exhausted,
             "segment " + name + " needs " + std::to_string(bytes) +
                 " bytes in /dev/shm, which has " + std::to_string(available) + " bytes left",
@@ -79,6 +92,9 @@ class Arena::Impl {
         size_ = header_.data_offset + header_.slot_bytes * header_.n_slots;
         probe_ = {options.name, header_.nonce};
 
+        // The limit of /dev/shm may exceed the memory, and then taking it would end other
+        // processes.
+        if (size_ > available_bytes()) return no_space(options.name, size_);
         ASSIGN_OR_RETURN(fd_, create_segment(options.name));
         exit_file_ = ExitFile(segment_path(options.name));
         // The owner is written before the space is taken, which may last: a process that dies in

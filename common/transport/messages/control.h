@@ -19,6 +19,7 @@ std::string_view to_string(State state) noexcept;
 
 struct Hello {
     std::vector<SegmentProbe> probes;
+    bool operator==(const Hello&) const = default;
 };
 
 struct TrunkFacts {
@@ -32,6 +33,7 @@ struct TrunkFacts {
     std::uint32_t max_sessions = 0;
     std::uint32_t in_vectors = 0;   // 0: tokens come in
     std::uint32_t out_vectors = 0;  // 0: logits go out
+    bool operator==(const TrunkFacts&) const = default;
 };
 
 struct ExpertHolding {
@@ -40,6 +42,7 @@ struct ExpertHolding {
     bool holds(std::uint32_t expert) const noexcept {
         return expert / 8 < experts.size() && ((experts[expert / 8] >> (expert % 8)) & 1U) != 0;
     }
+    bool operator==(const ExpertHolding&) const = default;
 };
 
 struct ExpertFacts {
@@ -47,16 +50,19 @@ struct ExpertFacts {
     std::uint32_t latent_size = 0;
     std::vector<ExpertHolding> holdings;
     std::uint32_t max_call_rows = 0;
+    bool operator==(const ExpertFacts&) const = default;
 };
 
 struct TokenizerFacts {
     std::uint32_t vocab_size = 0;
     std::uint32_t n_ranks = 0;
     std::vector<std::uint32_t> stop_ids;
+    bool operator==(const TokenizerFacts&) const = default;
 };
 
 struct SamplerFacts {
     std::uint32_t max_rows = 0;
+    bool operator==(const SamplerFacts&) const = default;
 };
 
 struct GatewayFacts {
@@ -64,6 +70,7 @@ struct GatewayFacts {
     std::uint64_t max_positions = 0;
     std::uint32_t vocab_size = 0;
     std::uint32_t max_requests = 0;
+    bool operator==(const GatewayFacts&) const = default;
 };
 
 struct Announcement {
@@ -78,32 +85,44 @@ struct Announcement {
     std::variant<std::monostate, GatewayFacts, TokenizerFacts, TrunkFacts, ExpertFacts,
                  SamplerFacts>
         facts;
+    bool operator==(const Announcement&) const = default;
 };
 
-struct Ping {};
+struct Ping {
+    bool operator==(const Ping&) const = default;
+};
 
 struct Pong {
     std::uint64_t instance = 0;
     State state = State::loading;
     std::uint32_t progress_permille = 0;
     std::string detail;
+    bool operator==(const Pong&) const = default;
 };
 
 struct Counter {
     std::string name;
     std::uint64_t value = 0;
+    bool operator==(const Counter&) const = default;
 };
 
-struct GetStatistics {};
+struct GetStatistics {
+    bool operator==(const GetStatistics&) const = default;
+};
 
 struct Statistics {
     std::uint64_t uptime_ms = 0;
     std::uint64_t resident_bytes = 0;
     std::uint32_t queued = 0;
     std::vector<Counter> counters;
+    bool operator==(const Statistics&) const = default;
 };
 
-struct Shutdown {};
-struct Done {};
+struct Shutdown {
+    bool operator==(const Shutdown&) const = default;
+};
+struct Done {
+    bool operator==(const Done&) const = default;
+};
 
 }  // namespace k3::msg

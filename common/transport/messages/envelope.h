@@ -41,6 +41,7 @@ struct Envelope {
     std::uint64_t run_id = 0;
     std::uint64_t call_id = 0;
     Body body;
+    bool operator==(const Envelope&) const = default;
 };
 
 /// "Step", "ExpertCall", ...: for error sentences and debug logs.

@@ -13,6 +13,7 @@ struct Pick {
     std::uint32_t expert = 0;
     float weight = 0;
     std::uint32_t rank = 0;
+    bool operator==(const Pick&) const = default;
 };
 
 struct ExpertCall {
@@ -20,18 +21,21 @@ struct ExpertCall {
     Tensor rows;
     std::vector<Pick> picks;
     bool reply_shm = false;
+    bool operator==(const ExpertCall&) const = default;
 };
 
 struct PartialSums {
     Tensor sums;
     std::uint64_t compute_ns = 0;
     std::uint64_t read_ns = 0;
+    bool operator==(const PartialSums&) const = default;
 };
 
 struct Prefetch {
     std::uint32_t layer = 0;
     std::vector<std::uint32_t> experts;
     std::vector<std::uint32_t> ranks;
+    bool operator==(const Prefetch&) const = default;
 };
 
 }  // namespace k3::msg

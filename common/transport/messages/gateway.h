@@ -25,12 +25,15 @@ std::string_view to_string(FinishReason reason) noexcept;
 
 struct TextInput {
     std::string text;
+    bool operator==(const TextInput&) const = default;
 };
 struct IdsInput {
     std::vector<std::uint32_t> ids;
+    bool operator==(const IdsInput&) const = default;
 };
 struct ChatInput {
     std::string json;
+    bool operator==(const ChatInput&) const = default;
 };
 
 struct Submit {
@@ -44,16 +47,19 @@ struct Submit {
     std::uint32_t n_logprobs = 0;
     WantLogits want_logits = WantLogits::none;
     bool skip_specials = false;
+    bool operator==(const Submit&) const = default;
 };
 
 struct Accepted {
     std::uint64_t request = 0;
     std::vector<std::uint32_t> prompt_ids;
+    bool operator==(const Accepted&) const = default;
 };
 
 struct PrefillProgress {
     std::uint32_t prompt_done = 0;
     std::uint32_t prompt_total = 0;
+    bool operator==(const PrefillProgress&) const = default;
 };
 
 struct TokenEvent {
@@ -61,6 +67,7 @@ struct TokenEvent {
     std::string text;
     std::vector<SampledRow> logprobs;
     Tensor logits;
+    bool operator==(const TokenEvent&) const = default;
 };
 
 struct Finished {
@@ -71,10 +78,12 @@ struct Finished {
     std::string stop_string;
     std::uint64_t prefill_ns = 0;
     std::uint64_t decode_ns = 0;
+    bool operator==(const Finished&) const = default;
 };
 
 struct Cancel {
     std::uint64_t request = 0;
+    bool operator==(const Cancel&) const = default;
 };
 
 }  // namespace k3::msg

@@ -17,6 +17,7 @@ struct SamplingParams {
     float presence_penalty = 0.0F;
     float frequency_penalty = 0.0F;
     std::uint64_t seed = 0;
+    bool operator==(const SamplingParams&) const = default;
 };
 
 struct SampleRow {
@@ -26,16 +27,19 @@ struct SampleRow {
     std::vector<std::uint32_t> generated_ids;
     std::uint32_t n_logprobs = 0;
     std::vector<std::uint32_t> stop_ids;
+    bool operator==(const SampleRow&) const = default;
 };
 
 struct Sample {
     Tensor logits;
     std::vector<SampleRow> rows;
+    bool operator==(const Sample&) const = default;
 };
 
 struct TokenLogprob {
     std::uint32_t id = 0;
     float logprob = 0;
+    bool operator==(const TokenLogprob&) const = default;
 };
 
 struct SampledRow {
@@ -43,10 +47,12 @@ struct SampledRow {
     float logprob = 0;
     std::vector<TokenLogprob> top;
     bool is_stop = false;
+    bool operator==(const SampledRow&) const = default;
 };
 
 struct Sampled {
     std::vector<SampledRow> rows;
+    bool operator==(const Sampled&) const = default;
 };
 
 }  // namespace k3::msg

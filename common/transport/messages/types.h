@@ -55,6 +55,7 @@ struct SegmentProbe {
 struct Failure {
     Error error;
     std::string service;  // which service first said it; empty: the one that replies
+    bool operator==(const Failure&) const = default;
 };
 
 }  // namespace k3::msg
