@@ -2,12 +2,10 @@
 
 #include <fmt/format.h>
 
-#include <cerrno>
+#include <algorithm>
 #include <charconv>
-#include <cstring>
-#include <fstream>
-#include <iterator>
 
+#include "common/storage/file.h"
 #include "services/tokenizer/json.h"
 #include "services/tokenizer/rank_file.h"
 
@@ -21,32 +19,6 @@ constexpr const char* kRemedy = "use the tokenizer files that belong to this che
 
 /// The released file has 2.8 MB; a path that leads to a weight shard should not be read whole.
 constexpr std::size_t kMaxFileBytes = std::size_t{64} << 20U;
-
-Result<std::string> read_file(const std::filesystem::path& path) {
-    std::error_code failure;
-    std::uintmax_t bytes = std::filesystem::file_size(path, failure);
-    if (failure) {
-        bool absent = failure == std::errc::no_such_file_or_directory;
-        return Error{absent ? ErrorCode::not_found : ErrorCode::io,
-                     fmt::format("cannot read {}: {}", path.string(), failure.message()),
-                     "give a model directory that holds tiktoken.model and tokenizer_config.json"};
-    }
-    if (bytes > kMaxFileBytes)
-        return Error{ErrorCode::corrupt,
-                     fmt::format("{} has {} bytes; a tokenizer file has at most {}", path.string(),
-                                 bytes, kMaxFileBytes),
-                     kRemedy};
-    errno = 0;
-    std::ifstream file(path, std::ios::binary);
-    std::string text(bytes, '\0');
-    file.read(text.data(), static_cast<std::streamsize>(bytes));
-    if (!file)
-        return Error{ErrorCode::io,
-                     fmt::format("cannot read {}: {}", path.string(),
-                                 errno != 0 ? std::strerror(errno) : "it became shorter"),
-                     "check the file's permissions"};
-    return text;
-}
 
 struct NamedSlot {
     std::string name;
@@ -186,8 +158,10 @@ std::optional<std::uint32_t> Vocabulary::special_id(std::string_view name) const
 
 Result<Vocabulary> Vocabulary::load(const std::filesystem::path& directory,
                                     std::uint32_t vocab_size) {
-    ASSIGN_OR_RETURN(std::string ranks, read_file(directory / kRankFile));
-    ASSIGN_OR_RETURN(std::string config, read_file(directory / kConfigFile));
+    ASSIGN_OR_RETURN(std::string ranks,
+                     storage::read_text_file(directory / kRankFile, kMaxFileBytes));
+    ASSIGN_OR_RETURN(std::string config,
+                     storage::read_text_file(directory / kConfigFile, kMaxFileBytes));
     return parse(ranks, config, vocab_size, directory.string());
 }
 

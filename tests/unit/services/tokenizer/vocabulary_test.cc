@@ -5,9 +5,8 @@
 #include <doctest/doctest.h>
 
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 
+#include "tests/support/checkpoint_copy.h"
 #include "tests/support/golden.h"
 #include "tests/unit/services/tokenizer/fixtures.h"
 
@@ -16,13 +15,12 @@ using namespace k3::tokenizer;
 
 namespace {
 
-std::string read(const std::filesystem::path& path) {
-    std::ifstream file(path, std::ios::binary);
-    return {std::istreambuf_iterator<char>(file), {}};
+std::string tiny_ranks() {
+    return test::read_file(test::golden_dir() / "tiny-k3" / "tiktoken.model");
 }
-
-std::string tiny_ranks() { return read(test::golden_dir() / "tiny-k3" / "tiktoken.model"); }
-std::string tiny_config() { return read(test::golden_dir() / "tiny-k3" / "tokenizer_config.json"); }
+std::string tiny_config() {
+    return test::read_file(test::golden_dir() / "tiny-k3" / "tokenizer_config.json");
+}
 
 std::string replaced(std::string text, const std::string& from, const std::string& to) {
     std::size_t at = text.find(from);
@@ -152,10 +150,9 @@ TEST_CASE("missing and unreadable files are told apart") {
     CHECK(absent.error().code == ErrorCode::not_found);
     CHECK(absent.error().message.find("no-such-model/tiktoken.model") != std::string::npos);
 
-    auto directory = std::filesystem::temp_directory_path() / "k3-vocabulary-test";
-    std::filesystem::create_directories(directory / "tiktoken.model");
-    auto unreadable = Vocabulary::load(directory, 768);
-    std::filesystem::remove_all(directory);
+    test::TempDir dir;
+    std::filesystem::create_directories(dir.path() / "tiktoken.model");
+    auto unreadable = Vocabulary::load(dir.path(), 768);
     REQUIRE_FALSE(unreadable.has_value());
     CHECK(unreadable.error().code == ErrorCode::io);
 }
