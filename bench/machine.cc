@@ -1,0 +1,148 @@
+#include "bench/machine.h"
+
+#include <omp.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <fstream>
+#include <numeric>
+#include <vector>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace k3::bench {
+
+namespace {
+
+/// Runs `body` on every thread at once, several times, and returns the seconds of the fastest run.
+/// Runs are short (about a millisecond), so that on a shared machine some of them go undisturbed.
+template <typename Body>
+double fastest_run(int n_threads, int runs, const Body& body) {
+    double fastest = 1e30;
+    for (int run = 0; run < runs; ++run) {
+        const double start = now();
+#pragma omp parallel num_threads(n_threads)
+        body(omp_get_thread_num());
+        fastest = std::min(fastest, now() - start);
+    }
+    return fastest;
+}
+
+volatile double g_sink = 0;  // keeps the compiler from dropping the measured work
+
+// Twelve independent chains, more than latency times throughput of any current core.
+constexpr int kChains = 12;
+constexpr std::int64_t kRounds = 100'000;
+
+#if defined(__x86_64__)
+__attribute__((target("avx512f"))) float fma_chains_avx512() {
+    __m512 sums[kChains];
+    const __m512 factor = _mm512_set1_ps(0.999F);
+    const __m512 term = _mm512_set1_ps(0.5F);
+    for (__m512& sum : sums) sum = term;
+    for (std::int64_t i = 0; i < kRounds; ++i) {
+        // Unrolled, so that the sums stay in registers.
+#pragma GCC unroll 12
+        for (int c = 0; c < kChains; ++c) sums[c] = _mm512_fmadd_ps(sums[c], factor, term);
+    }
+    __m512 total = _mm512_setzero_ps();
+    for (const __m512& sum : sums) total = _mm512_add_ps(total, sum);
+    alignas(64) float lanes[16];
+    _mm512_store_ps(lanes, total);
+    return lanes[0];
+}
+
+__attribute__((target("avx2,fma"))) float fma_chains_avx2() {
+    __m256 sums[kChains];
+    const __m256 factor = _mm256_set1_ps(0.999F);
+    const __m256 term = _mm256_set1_ps(0.5F);
+    for (__m256& sum : sums) sum = term;
+    for (std::int64_t i = 0; i < kRounds; ++i) {
+        // Unrolled, so that the sums stay in registers.
+#pragma GCC unroll 12
+        for (int c = 0; c < kChains; ++c) sums[c] = _mm256_fmadd_ps(sums[c], factor, term);
+    }
+    __m256 total = _mm256_setzero_ps();
+    for (const __m256& sum : sums) total = _mm256_add_ps(total, sum);
+    alignas(32) float lanes[8];
+    _mm256_store_ps(lanes, total);
+    return lanes[0];
+}
+#endif
+
+/// Four lanes per chain: what a baseline register holds. Without an fma instruction in the baseline
+/// this multiplies and adds.
+float fma_chains_baseline() {
+    float sums[kChains][4];
+    for (auto& chain : sums) std::fill(std::begin(chain), std::end(chain), 0.5F);
+    for (std::int64_t i = 0; i < kRounds; ++i)
+        for (auto& chain : sums)
+            for (float& sum : chain) sum = sum * 0.999F + 0.5F;
+    return std::accumulate(&sums[0][0], &sums[0][0] + kChains * 4, 0.0F);
+}
+
+struct FmaLoop {
+    const char* isa;
+    int width;
+    float (*run)();
+};
+
+FmaLoop widest_fma() {
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx512f")) return {"avx512", 16, fma_chains_avx512};
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+        return {"avx2", 8, fma_chains_avx2};
+#endif
+    return {"baseline", 4, fma_chains_baseline};
+}
+
+}  // namespace
+
+double now() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
+        .count();
+}
+
+std::string cpu_model() {
+    std::ifstream file("/proc/cpuinfo");
+    for (std::string line; std::getline(file, line);)
+        if (line.starts_with("model name") && line.find(": ") != std::string::npos)
+            return line.substr(line.find(": ") + 2);
+    return "unknown";
+}
+
+double read_bandwidth(int n_threads) {
+    // Pieces of a buffer beyond any cache in turn, each small enough for an undisturbed reading.
+    constexpr std::size_t kPieces = 32;
+    constexpr std::size_t kWords = (std::size_t{16} << 20U) / sizeof(std::uint64_t);
+    std::vector<std::uint64_t> memory(kPieces * kWords, 1);
+    const std::size_t share = kWords / static_cast<std::size_t>(n_threads);
+    std::size_t piece = 0;
+    double fastest = 1e30;
+    for (int run = 0; run < 150; ++run) {
+        piece = (piece + 1) % kPieces;
+        fastest = std::min(fastest, fastest_run(n_threads, 1, [&](int thread) {
+                               const std::uint64_t* from = memory.data() + piece * kWords +
+                                                           static_cast<std::size_t>(thread) * share;
+                               std::uint64_t sums[16] = {};
+                               for (std::size_t i = 0; i + 16 <= share; i += 16)
+                                   for (std::size_t j = 0; j < 16; ++j) sums[j] += from[i + j];
+                               g_sink = static_cast<double>(
+                                   std::accumulate(std::begin(sums), std::end(sums), 0UL));
+                           }));
+    }
+    return static_cast<double>(share * sizeof(std::uint64_t)) * n_threads / fastest;
+}
+
+double fma_peak(int n_threads, std::string& isa) {
+    const FmaLoop loop = widest_fma();
+    isa = loop.isa;
+    const double seconds =
+        fastest_run(n_threads, 300, [&](int) { g_sink = static_cast<double>(loop.run()); });
+    return 2.0 * kChains * loop.width * static_cast<double>(kRounds) * n_threads / seconds;
+}
+
+}  // namespace k3::bench
