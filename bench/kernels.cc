@@ -56,13 +56,11 @@ Result measure(const k3::test::Call& call, const KernelTable& table, double seco
 }
 
 /// The scalar definition calls a library function per multiply-add where the baseline CPU has no
-/// instruction for it: it gets a hundredth of the large shapes, and one thread.
-k3::test::Shape for_variant(k3::test::Shape shape, bool scalar) {
-    constexpr std::size_t kMany = 1'000'000;
-    if (scalar && shape.a * shape.b * shape.c > kMany) {
-        if (shape.c >= 32) shape.c /= 32;
-        if (shape.a >= 1024) shape.a /= 32;
-    }
+/// instruction for it: it gets a part of the large shapes, and one thread. The rates stay
+/// comparable.
+k3::test::Shape scalar_part(k3::test::Shape shape) {
+    if (shape.c >= 32) shape.c /= 32;
+    if (shape.a >= 1024 && shape.b > 8) shape.a /= 32;
     return shape;
 }
 
@@ -120,11 +118,12 @@ class Benchmark {
     void measure_shape(const k3::test::Operation& operation, const k3::test::Shape& full) {
         const KernelTables available = k3::kernels::available_kernels();
         for (std::size_t i = 0; i < available.count; ++i) {
-            const k3::test::Shape shape = for_variant(full, i == 0 && available.count > 1);
+            const bool slow = i == 0 && available.count > 1;
+            const k3::test::Shape shape = slow ? scalar_part(full) : full;
             const k3::test::Call call = operation.make(shape, k3::test::Values::ordinary);
             for (const Limits& limit : limits_) {
                 // Single vectors are one thread's work in the model, too.
-                if (limit.n_threads > 1 && (i == 0 || call.flops == 0)) continue;
+                if (limit.n_threads > 1 && (slow || call.flops == 0)) continue;
                 k3::kernels::set_threads(limit.n_threads);
                 const Result result = measure(call, *available.tables[i], options_.seconds);
                 report(operation, shape, available.tables[i]->isa, limit, call, result);

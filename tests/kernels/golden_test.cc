@@ -49,7 +49,9 @@ TEST_CASE("every operator fixture has a test and passes it on every variant") {
     const nlohmann::json manifest = nlohmann::json::parse(file);
     const nlohmann::json& cases = manifest.at("cases");
     REQUIRE(cases.size() == 25);
-    for (const auto& [name, description] : cases.items()) {
+    for (const auto& item : cases.items()) {
+        const std::string& name = item.key();
+        const nlohmann::json& description = item.value();
         INFO(name << ": " << description.at("what").get<std::string>());
         REQUIRE(tests.contains(name));
         const kernels::KernelTables available = kernels::available_kernels();
