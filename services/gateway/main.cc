@@ -42,7 +42,6 @@ k3::Result<k3::Settings::Action> read_settings(int argc, const char* const* argv
     out.gateway.max_requests = static_cast<std::uint32_t>(max_requests);
     out.gateway.max_queue = static_cast<std::uint32_t>(max_queue);
     out.gateway.prefill_chunk = static_cast<std::uint32_t>(prefill_chunk);
-    out.gateway.name = out.service.name;
     out.gateway.stages.run_id = out.service.run();
     out.gateway.stages.use_shm = out.service.payload == "shm";
     return action;
@@ -60,6 +59,7 @@ int main(int argc, char** argv) {
     }
     if (*action == k3::Settings::Action::exit) return k3::kExitOk;
 
+    k3::transport::start_logging(settings.service);
     k3::transport::install_stop_signals();
     auto server =
         k3::transport::Server::create(settings.service.server(k3::msg::ServiceKind::gateway));

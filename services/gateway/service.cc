@@ -8,29 +8,19 @@
 #include <variant>
 
 #include "common/base/log.h"
-#include "common/base/settings.h"
 
 namespace k3::gateway {
 
 namespace {
 
-constexpr std::int64_t kIdleMs = 1000;      // between signs of life of the stages
-constexpr std::int64_t kFreshMs = 200;      // a sign of life that is younger counts
-constexpr std::int64_t kMissingMs = 20;     // between looks for a missing stage
-constexpr std::uint64_t kSessionBits = 16;  // of a session's number count within this gateway
+constexpr std::int64_t kIdleMs = 1000;   // between signs of life of the stages
+constexpr std::int64_t kFreshMs = 200;   // a sign of life that is younger counts
+constexpr std::int64_t kMissingMs = 20;  // between looks for a missing stage
 
 std::uint64_t mix(std::uint64_t x) {  // the finaliser of splitmix64
     x = (x ^ (x >> 30U)) * 0xbf58476d1ce4e5b9ULL;
     x = (x ^ (x >> 27U)) * 0x94d049bb133111ebULL;
     return x ^ (x >> 31U);
-}
-
-/// Numbers of this gateway's sessions: the same in its next life, so that it can drop what it left
-/// behind, and different from those of any other gateway at the same trunk.
-std::uint64_t first_session(const std::string& endpoint, std::uint64_t run_id) {
-    std::uint64_t hash = mix(run_id + 1);
-    for (const char c : endpoint) hash = mix(hash + static_cast<unsigned char>(c) + 1);
-    return (hash << kSessionBits) | 1U;
 }
 
 }  // namespace
@@ -59,9 +49,6 @@ Status Service::connect() {
         if (status.has_value()) {
             const PipelineFacts& facts = stages_->facts();
             msg::Announcement announcement;
-            announcement.kind = msg::ServiceKind::gateway;
-            announcement.name = options_.name;
-            announcement.version = version();
             announcement.fingerprint = facts.fingerprint;
             announcement.facts = msg::GatewayFacts{options_.model_name, facts.max_positions,
                                                    facts.vocab_size, options_.max_requests};
@@ -111,6 +98,10 @@ void Service::take(transport::Request request) {
 
 void Service::submit(transport::Request& request, msg::Submit& submit) {
     ++submitted_;
+    if (!request.responder.wants_reply()) {  // nobody would read the tokens, or could cancel
+        ++refused_;
+        return;
+    }
     Status status = check_submit(submit);
     const std::size_t n_known = loop_.n_running() + queue_.size();
     const std::size_t n_allowed = std::size_t{options_.max_requests} + options_.max_queue;

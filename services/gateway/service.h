@@ -24,7 +24,6 @@ namespace k3::gateway {
 class Service {
   public:
     struct Options {
-        std::string name = "gateway";  // in announcements
         std::string model_name = "kimi-k3";
         Stages::Options stages;  // sessions are filled in here
         Pipeline::Options pipeline;

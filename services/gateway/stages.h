@@ -24,6 +24,10 @@
 
 namespace k3::gateway {
 
+/// The first session number of the gateway at `endpoint`: the same in its next life, so that it can
+/// drop what it left behind, and different from those of any other gateway at the same trunk.
+std::uint64_t first_session(const std::string& endpoint, std::uint64_t run_id) noexcept;
+
 struct Stage {
     std::string name;  // as it announces itself; before that, by its place: "trunk-0"
     std::unique_ptr<transport::Channel> channel;
