@@ -60,13 +60,14 @@ int main(int argc, char** argv) {
     if (*action == k3::Settings::Action::exit) return k3::kExitOk;
 
     k3::transport::start_logging(settings.service);
+    k3::telemetry::Counters counters;
     k3::transport::install_stop_signals();
     auto server =
         k3::transport::Server::create(settings.service.server(k3::msg::ServiceKind::gateway));
     if (!server.has_value()) return k3::transport::fail(server.error(), nullptr);
-    auto service = k3::gateway::Service::create(settings.gateway, **server);
+    auto service = k3::gateway::Service::create(settings.gateway, **server, counters);
     if (!service.has_value()) return k3::transport::fail(service.error(), server->get());
-    (*server)->set_statistics([&counters = (*service)->counters()] { return counters.snapshot(); });
+    (*server)->set_statistics([&counters] { return counters.snapshot(); });
 
     const k3::Status connected = (*service)->connect();
     if (!connected.has_value()) return k3::transport::fail(connected.error(), server->get());

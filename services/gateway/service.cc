@@ -25,22 +25,25 @@ std::uint64_t mix(std::uint64_t x) {  // the finaliser of splitmix64
 
 }  // namespace
 
-Result<std::unique_ptr<Service>> Service::create(Options options, transport::Server& server) {
+Result<std::unique_ptr<Service>> Service::create(Options options, transport::Server& server,
+                                                 telemetry::Counters& counters) {
     options.stages.first_session = first_session(server.endpoint(), options.stages.run_id);
     options.stages.n_sessions = options.max_requests;
     ASSIGN_OR_RETURN(auto stages, Stages::create(options.stages));
-    return std::unique_ptr<Service>(new Service(std::move(options), server, std::move(stages)));
+    return std::unique_ptr<Service>(
+        new Service(std::move(options), server, counters, std::move(stages)));
 }
 
-Service::Service(Options options, transport::Server& server, std::unique_ptr<Stages> stages)
+Service::Service(Options options, transport::Server& server, telemetry::Counters& counters,
+                 std::unique_ptr<Stages> stages)
     : options_(std::move(options)),
       server_(server),
-      submitted_(counters_.add("submitted_requests")),
-      refused_(counters_.add("refused_requests")),
+      submitted_(counters.add("submitted_requests")),
+      refused_(counters.add("refused_requests")),
       stages_(std::move(stages)),
       pipeline_(options_.pipeline, *stages_),
       loop_({options_.max_requests, options_.prefill_chunk, options_.stages.first_session},
-            pipeline_, counters_),
+            pipeline_, counters),
       missing_since_(Clock::now()) {}
 
 Status Service::connect() {

@@ -32,8 +32,10 @@ class Service {
         std::uint32_t prefill_chunk = 256;  // rows of one prompt per step
         std::int64_t wait_ms = 30'000;      // how long a request waits for a missing stage
     };
-    /// `server` in state loading. Error: invalid_argument (endpoints).
-    static Result<std::unique_ptr<Service>> create(Options options, transport::Server& server);
+    /// `server` in state loading. `counters` outlives both, because the server's thread reads it.
+    /// Error: invalid_argument (endpoints).
+    static Result<std::unique_ptr<Service>> create(Options options, transport::Server& server,
+                                                   telemetry::Counters& counters);
     Service(const Service&) = delete;
     Service& operator=(const Service&) = delete;
 
@@ -44,10 +46,9 @@ class Service {
     /// Serves until the server is stopping.
     void run();
 
-    const telemetry::Counters& counters() const noexcept { return counters_; }
-
   private:
-    Service(Options options, transport::Server& server, std::unique_ptr<Stages> stages);
+    Service(Options options, transport::Server& server, telemetry::Counters& counters,
+            std::unique_ptr<Stages> stages);
 
     void take_messages();
     void take(transport::Request request);
@@ -63,7 +64,6 @@ class Service {
 
     Options options_;
     transport::Server& server_;
-    telemetry::Counters counters_;
     std::atomic<std::uint64_t>& submitted_;
     std::atomic<std::uint64_t>& refused_;
     std::unique_ptr<Stages> stages_;

@@ -60,7 +60,8 @@ class GatewayFixture {
         auto made = transport::Server::create(server_options);
         REQUIRE(made);
         server = std::move(*made);
-        auto created = Service::create(options, *server);
+        counters = std::make_unique<telemetry::Counters>();
+        auto created = Service::create(options, *server, *counters);
         REQUIRE(created);
         service = std::move(*created);
         thread_ = std::thread([this] {
@@ -91,7 +92,7 @@ class GatewayFixture {
     test::GatewayClient client() const { return test::GatewayClient(endpoint()); }
 
     std::uint64_t counter(const std::string& name) const {
-        for (const msg::Counter& c : service->counters().snapshot())
+        for (const msg::Counter& c : counters->snapshot())
             if (c.name == name) return c.value;
         FAIL("no counter " << name);
         return 0;
@@ -113,6 +114,7 @@ class GatewayFixture {
     std::vector<std::unique_ptr<test::FakeTrunk>> trunk;
     test::FakeSampler sampler;
     Service::Options options;
+    std::unique_ptr<telemetry::Counters> counters;
     std::unique_ptr<transport::Server> server;
     std::unique_ptr<Service> service;
     Status connected;
