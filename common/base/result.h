@@ -88,6 +88,7 @@ class [[nodiscard]] Status {
         if (!k3_status_.has_value()) return std::move(k3_status_).error(); \
     } while (false)
 
+// NOLINTBEGIN(bugprone-macro-parentheses): a declaration cannot stand in parentheses
 /// `ASSIGN_OR_RETURN(auto x, make_x());` declares x from the value, or returns the error.
 #define ASSIGN_OR_RETURN(declaration, expression) \
     ASSIGN_OR_RETURN_INNER(K3_CONCAT(k3_result_, __LINE__), declaration, expression)
@@ -95,3 +96,4 @@ class [[nodiscard]] Status {
     auto temporary = (expression);                                   \
     if (!temporary.has_value()) return std::move(temporary).error(); \
     declaration = std::move(temporary).value()
+// NOLINTEND(bugprone-macro-parentheses)
