@@ -1,0 +1,87 @@
+// k3-experts: a share of the routed experts.
+
+#include <cstdio>
+
+#include "common/base/log.h"
+#include "common/base/settings.h"
+#include "common/kernels/kernel_table.h"
+#include "common/kernels/parallel.h"
+#include "common/transport/service_options.h"
+#include "services/experts/service.h"
+
+namespace {
+
+struct ExpertsSettings {
+    k3::transport::ServiceOptions service;
+    k3::experts::Service::Options experts;
+    std::string model;
+    std::int64_t threads = 0;
+};
+
+k3::Result<k3::Settings::Action> read_settings(int argc, const char* const* argv,
+                                               ExpertsSettings& out) {
+    std::int64_t max_call_rows = out.experts.max_call_rows;
+    std::int64_t n_readers = out.experts.n_readers;
+    k3::Settings settings("k3-experts", "Serves routed experts of a Kimi K3 checkpoint.");
+    k3::transport::add_service_settings(settings, out.service);
+    settings.add_text("model", &out.model, "directory of the checkpoint", true);
+    settings.add_text("share", &out.experts.share,
+                      "experts served: all, 0/3 (every third), \"layers 1-4 experts 0-7; ...\"");
+    settings.add_bytes("cache_bytes", &out.experts.cache_bytes,
+                       "memory for experts; 0: all of the share, or a quarter of the free memory");
+    settings.add_choice("policy", &out.experts.policy, {"rank-weighted", "lru"},
+                        "which experts stay in memory");
+    settings.add_integer("threads", &out.threads, 0, 1024,
+                         "threads that compute; 0: one for each core");
+    settings.add_integer("read_threads", &n_readers, 1, 64, "expert reads going on at a time");
+    settings.add_integer("read_wait_ms", &out.experts.read_wait_ms, 1, 3'600'000,
+                         "how long one call may wait for its experts to be read");
+    settings.add_integer("max_call_rows", &max_call_rows, 1, 65536,
+                         "rows of one call, more are refused");
+    auto action = settings.parse(argc, argv);
+    out.experts.max_call_rows = static_cast<std::uint32_t>(max_call_rows);
+    out.experts.n_readers = static_cast<std::uint32_t>(n_readers);
+    out.experts.name = out.service.name;
+    out.experts.use_shm = out.service.payload == "shm";
+    out.experts.run_id = out.service.run();
+    return action;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    ExpertsSettings settings;
+    settings.service.name = "experts";
+    const auto action = read_settings(argc, argv, settings);
+    if (!action.has_value()) {
+        std::fprintf(stderr, "k3-experts: %s\n", action.error().sentence().c_str());
+        return k3::exit_code(action.error().code);
+    }
+    if (*action == k3::Settings::Action::exit) return k3::kExitOk;
+
+    k3::transport::start_logging(settings.service);
+    k3::kernels::set_threads(static_cast<int>(settings.threads));
+    k3::transport::install_stop_signals();
+    auto server =
+        k3::transport::Server::create(settings.service.server(k3::msg::ServiceKind::experts));
+    if (!server.has_value()) return k3::transport::fail(server.error(), nullptr);
+
+    (*server)->set_progress(0, "opening " + settings.model);
+    const auto model = k3::model::open_model(settings.model);
+    if (!model.has_value()) return k3::transport::fail(model.error(), server->get());
+    (*server)->set_progress(500, "looking up the experts of share " + settings.experts.share);
+    const auto service = k3::experts::Service::create(settings.experts, *model);
+    if (!service.has_value()) return k3::transport::fail(service.error(), server->get());
+
+    (*server)->set_statistics([&experts = **service] { return experts.statistics(); });
+    (*server)->set_ready((*service)->announcement());
+    const k3::experts::ExpertCache::Slots slots = (*service)->cache().slots();
+    k3::log::info("ready listen=" + settings.service.listen + " isa=" + k3::kernels::kernels().isa +
+                  " experts=" + std::to_string((*service)->n_held()) +
+                  " cache_slots=" + std::to_string(slots.n_slots));
+    while (!(*server)->stopping())
+        if (auto request = (*server)->next(k3::Deadline::after_ms(1000)))
+            (*service)->handle(std::move(*request));
+    k3::log::info("stopped");
+    return k3::kExitOk;
+}

@@ -1,0 +1,239 @@
+#include "services/experts/service.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "common/base/log.h"
+#include "common/base/memory.h"
+#include "common/base/settings.h"
+#include "common/transport/tensor_io.h"
+
+namespace k3::experts {
+
+namespace {
+
+/// A sum of 32 terms below 2^18, times 2^40, could reach 2^63.
+constexpr std::uint32_t kMostTerms = 31;
+/// Replies larger than a slot go inline; /dev/shm may be as small as 64 MB for all services.
+constexpr std::size_t kMaxSlotBytes = std::size_t{2} << 20U;
+constexpr std::uint32_t kReplySlots = 8;
+
+/// What --cache-bytes 0 stands for, and whether an explicit budget can be had.
+Result<std::uint64_t> cache_budget(const Service::Options& options, std::uint64_t n_held,
+                                   std::uint64_t record_bytes) {
+    const std::uint64_t all = n_held * ExpertCache::slot_bytes(record_bytes);
+    ASSIGN_OR_RETURN(AvailableMemory available, available_memory());
+    if (options.cache_bytes == 0) return std::min(all, available.bytes / 4);
+    const std::uint64_t needed = std::min(all, options.cache_bytes);
+    if (needed > available.bytes)
+        return Error{
+            ErrorCode::resource_exhausted,
+            fmt::format("a cache of {} does not fit the {} that are free according to {}",
+                        format_bytes(needed), format_bytes(available.bytes), available.limited_by),
+            "give a smaller --cache-bytes, or 0 for a quarter of the free memory"};
+    return options.cache_bytes;
+}
+
+Error not_for_us(const msg::Body& body) {
+    return Error{ErrorCode::unsupported,
+                 fmt::format("an expert server does not answer {}", msg::name_of(body)),
+                 "send it ExpertCall or Prefetch, and check which service this endpoint is"};
+}
+
+}  // namespace
+
+Service::Service(const Options& options, const model::Model& model, model::Placement held)
+    : options_(options),
+      config_(model.config),
+      fingerprint_(model.fingerprint),
+      checkpoint_(model.checkpoint),
+      held_(std::move(held)),
+      sums_(std::size_t{options.max_call_rows} * model.config.moe.latent_size),
+      calls_(counters_.add("expert_calls")),
+      failed_calls_(counters_.add("expert_calls_failed")),
+      rows_(counters_.add("expert_call_rows")),
+      picks_(counters_.add("expert_call_picks")),
+      hints_(counters_.add("prefetch_hints")),
+      bad_hints_(counters_.add("prefetch_hints_refused")),
+      read_wait_ns_(counters_.add("expert_read_wait_ns")),
+      compute_ns_(counters_.add("expert_compute_ns")) {}
+
+Result<std::unique_ptr<Service>> Service::create(const Options& options,
+                                                 const model::Model& model) {
+    ASSIGN_OR_RETURN(model::Placement held, model::parse_share(options.share, model.config));
+    if (held.count() == 0)
+        return Error{ErrorCode::invalid_argument,
+                     fmt::format("the share '{}' holds no expert of {}", options.share,
+                                 model.checkpoint->directory().string()),
+                     "give a share that holds at least one, or leave this server out"};
+    if (model.config.moe.top_k > kMostTerms)
+        return Error{ErrorCode::unsupported,
+                     fmt::format("{} experts for each row, and a 64-bit sum holds {} terms",
+                                 model.config.moe.top_k, kMostTerms),
+                     "use a model with fewer experts for each token"};
+    std::unique_ptr<Service> service(new Service(options, model, std::move(held)));
+    ASSIGN_OR_RETURN(service->store_, CheckpointStore::create(model, service->held_));
+    RETURN_IF_ERROR(service->build());
+    service->make_arena();
+    return service;
+}
+
+Status Service::build() {
+    const model::MoeConfig& moe = config_.moe;
+    ExpertCache::Options cache;
+    ASSIGN_OR_RETURN(cache.budget_bytes,
+                     cache_budget(options_, held_.count(), store_->record_bytes()));
+    cache.n_layers = config_.n_layers;
+    cache.n_experts = moe.n_experts;
+    cache.n_held = held_.count();
+    cache.top_k = moe.top_k;
+    cache.n_readers = options_.n_readers;
+    cache.policy = options_.policy;
+    ASSIGN_OR_RETURN(cache_, ExpertCache::create(cache, *store_));
+    executor_ = std::make_unique<Executor>(config_, kernels::kernels(), *cache_);
+    groups_ = std::make_unique<PickGroups>(
+        PickGroups::Limits{moe.n_experts, moe.top_k, options_.max_call_rows}, held_, options_.name);
+    return Status::ok();
+}
+
+void Service::make_arena() {
+    if (!options_.use_shm) return;
+    auto arena = transport::Arena::create(
+        {transport::segment_name(options_.run_id, options_.name),
+         std::min(sums_.size() * sizeof(std::int64_t), kMaxSlotBytes), kReplySlots});
+    if (arena.has_value())
+        arena_ = std::move(arena).value();
+    else  // the other lane always works
+        log::warn("replies go inline: " + arena.error().sentence());
+}
+
+msg::Announcement Service::announcement() const {
+    msg::Announcement out;
+    out.fingerprint = fingerprint_;
+    if (arena_) out.arena = arena_->probe();
+    out.facts = msg::ExpertFacts{config_.moe.n_experts, config_.moe.latent_size, held_.holdings(),
+                                 options_.max_call_rows};
+    return out;
+}
+
+void Service::handle(transport::Request request) {
+    if (const auto* call = std::get_if<msg::ExpertCall>(&request.envelope.body)) {
+        const Status status = answer(*call, request);
+        if (status.has_value()) return;
+        ++failed_calls_;
+        if (status.error().code != ErrorCode::invalid_argument)
+            log::error(status.error().sentence());
+        request.responder.send_error(status.error());
+    } else if (const auto* hint = std::get_if<msg::Prefetch>(&request.envelope.body)) {
+        const Status status = take_hint(*hint);
+        if (!status.has_value()) ++bad_hints_;
+        if (!request.responder.wants_reply()) return;
+        if (status.has_value())
+            request.responder.send(msg::Done{});
+        else
+            request.responder.send_error(status.error());
+    } else {
+        request.responder.send_error(not_for_us(request.envelope.body));
+    }
+}
+
+Status Service::check_layer(std::uint32_t layer) const {
+    if (layer < config_.n_layers && config_.is_moe(layer)) return Status::ok();
+    return Error{ErrorCode::invalid_argument,
+                 fmt::format("layer {} has no routed experts: the layers {} to {} have", layer,
+                             config_.first_k_dense, config_.n_layers - 1),
+                 "check that trunk and experts serve the same checkpoint"};
+}
+
+/// [n_rows, latent_size] f32, every value finite.
+Result<msg::Bytes> Service::take_rows(const msg::ExpertCall& call,
+                                      std::vector<msg::Bytes>& frames) {
+    const std::uint64_t latent = config_.moe.latent_size;
+    if (call.rows.shape.size() == 2 &&
+        (call.rows.shape[0] == 0 || call.rows.shape[0] > options_.max_call_rows))
+        return Error{ErrorCode::invalid_argument,
+                     fmt::format("layer {}: a call of {} rows, and {} takes 1 to {}", call.layer,
+                                 call.rows.shape[0], options_.name, options_.max_call_rows),
+                     "split the call, or start this server with a larger --max-call-rows"};
+    const std::uint64_t expected[] = {0, latent};
+    ASSIGN_OR_RETURN(msg::Bytes bytes,
+                     transport::take_tensor(call.rows, "the call's rows", msg::DType::f32, expected,
+                                            frames, reader_));
+    const std::span<const float> values = transport::view_as<float>(bytes);
+    const auto bad = std::find_if(values.begin(), values.end(),
+                                  [](float value) { return !std::isfinite(value); });
+    if (bad == values.end()) return bytes;
+    const auto at = static_cast<std::uint64_t>(bad - values.begin());
+    return Error{ErrorCode::invalid_argument,
+                 fmt::format("layer {}: row {} holds a value that is not finite (column {})",
+                             call.layer, at / latent, at % latent),
+                 "check the trunk: its state or weights are damaged"};
+}
+
+Status Service::answer(const msg::ExpertCall& call, transport::Request& request) {
+    ++calls_;
+    RETURN_IF_ERROR(check_layer(call.layer));
+    ASSIGN_OR_RETURN(msg::Bytes bytes, take_rows(call, request.frames));
+    const std::span<const float> rows = transport::view_as<float>(bytes);
+    const std::uint64_t n_rows = call.rows.shape[0];
+    RETURN_IF_ERROR(groups_->group(call.layer, n_rows, call.picks));
+    rows_ += n_rows;
+    picks_ += call.picks.size();
+
+    Executor::Times times;
+    const std::span<std::int64_t> sums = std::span(sums_).first(rows.size());
+    const Status status = executor_->run(call.layer, rows, call.picks, *groups_,
+                                         Deadline::after_ms(options_.read_wait_ms), sums, times);
+    read_wait_ns_ += times.read_ns;
+    compute_ns_ += times.compute_ns;
+    RETURN_IF_ERROR(status);
+
+    msg::PartialSums reply;
+    std::vector<msg::Bytes> frames;
+    reply.sums = transport::put_tensor(msg::DType::i64, {n_rows, config_.moe.latent_size},
+                                       std::as_bytes(sums), arena_.get(), call.reply_shm, frames);
+    reply.compute_ns = times.compute_ns;
+    reply.read_ns = times.read_ns;
+    request.responder.send(std::move(reply), std::move(frames));
+    return Status::ok();
+}
+
+Status Service::take_hint(const msg::Prefetch& hint) {
+    ++hints_;
+    RETURN_IF_ERROR(check_layer(hint.layer));
+    for (std::uint32_t expert : hint.experts)
+        RETURN_IF_ERROR(groups_->check_held(hint.layer, expert));
+    cache_->prefetch(hint.layer, hint.experts);
+    return Status::ok();
+}
+
+std::vector<msg::Counter> Service::statistics() const {
+    std::vector<msg::Counter> all = counters_.snapshot();
+    const CacheCounts cache = cache_->counts();
+    const ExpertCache::Slots slots = cache_->slots();
+    const std::pair<const char*, std::uint64_t> more[] = {
+        {"experts_held", held_.count()},
+        {"expert_cache_slots", slots.n_slots},
+        {"expert_cache_kept_slots", slots.n_kept},
+        {"expert_cache_bytes", slots.n_slots * ExpertCache::slot_bytes(store_->record_bytes())},
+        {"expert_cache_hits", cache.hits},
+        {"expert_cache_misses", cache.misses},
+        {"expert_cache_refused_admissions", cache.refused_admissions},
+        {"expert_cache_evictions", cache.evictions},
+        {"prefetch_reads", cache.prefetch_reads},
+        {"prefetch_useful", cache.prefetch_useful},
+        {"prefetch_late", cache.prefetch_late},
+        {"prefetch_unused", cache.prefetch_unused},
+        {"prefetch_dropped", cache.prefetch_dropped},
+        {"expert_reads", cache.reads},
+        {"expert_reads_failed", cache.failed_reads},
+        {"expert_read_bytes", store_->bytes_read()},
+    };
+    for (const auto& [name, value] : more) all.push_back({name, value});
+    return all;
+}
+
+}  // namespace k3::experts

@@ -1,0 +1,87 @@
+#pragma once
+// An expert server's messages: ExpertCall and Prefetch. Everything else is refused by name.
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/base/result.h"
+#include "common/model/load.h"
+#include "common/model/placement.h"
+#include "common/telemetry/counters.h"
+#include "common/transport/arena.h"
+#include "common/transport/server.h"
+#include "services/experts/executor.h"
+#include "services/experts/expert_cache.h"
+#include "services/experts/expert_store.h"
+#include "services/experts/pick_groups.h"
+
+namespace k3::experts {
+
+class Service {
+  public:
+    struct Options {
+        std::string name = "experts";
+        std::string share = "all";      // common/model/placement.h
+        std::uint64_t cache_bytes = 0;  // 0: all held experts, or a quarter of the free memory
+        std::string policy = "rank-weighted";
+        std::uint32_t max_call_rows = 256;
+        std::uint32_t n_readers = 4;
+        std::int64_t read_wait_ms = 30'000;  // of one call, for all its experts
+        bool use_shm = true;
+        std::uint64_t run_id = 0;
+    };
+
+    /// Looks up the share's tensors and takes the memory; reads no weights.
+    /// Errors: invalid_argument (share, or one without experts), those of CheckpointStore::create
+    /// and ExpertCache::create, resource_exhausted (a cache larger than the free memory).
+    static Result<std::unique_ptr<Service>> create(const Options& options,
+                                                   const model::Model& model);
+
+    /// Facts for Server::set_ready; kind, name and version are the server's.
+    msg::Announcement announcement() const;
+    /// Answers one request.
+    void handle(transport::Request request);
+    /// Any thread.
+    std::vector<msg::Counter> statistics() const;
+
+    std::uint64_t n_held() const noexcept { return held_.count(); }
+    const ExpertCache& cache() const noexcept { return *cache_; }
+
+  private:
+    Service(const Options& options, const model::Model& model, model::Placement held);
+    Status build();
+    void make_arena();
+
+    Status check_layer(std::uint32_t layer) const;
+    Result<msg::Bytes> take_rows(const msg::ExpertCall& call, std::vector<msg::Bytes>& frames);
+    Status answer(const msg::ExpertCall& call, transport::Request& request);
+    Status take_hint(const msg::Prefetch& hint);
+
+    const Options options_;
+    const model::ModelConfig config_;
+    const std::string fingerprint_;
+    const std::shared_ptr<const storage::Checkpoint> checkpoint_;
+    const model::Placement held_;
+    std::unique_ptr<CheckpointStore> store_;
+    std::unique_ptr<ExpertCache> cache_;
+    std::unique_ptr<Executor> executor_;
+    std::unique_ptr<PickGroups> groups_;
+    std::unique_ptr<transport::Arena> arena_;  // null: replies are inline
+    transport::ArenaReader reader_;
+    std::vector<std::int64_t> sums_;  // [max_call_rows, latent_size]
+
+    telemetry::Counters counters_;
+    std::atomic<std::uint64_t>& calls_;
+    std::atomic<std::uint64_t>& failed_calls_;
+    std::atomic<std::uint64_t>& rows_;
+    std::atomic<std::uint64_t>& picks_;
+    std::atomic<std::uint64_t>& hints_;
+    std::atomic<std::uint64_t>& bad_hints_;
+    std::atomic<std::uint64_t>& read_wait_ns_;
+    std::atomic<std::uint64_t>& compute_ns_;
+};
+
+}  // namespace k3::experts
