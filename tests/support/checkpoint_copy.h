@@ -22,6 +22,7 @@ class TempDir {
     TempDir(TempDir&& other) noexcept : path_(std::exchange(other.path_, {})) {}
     TempDir(const TempDir&) = delete;
     TempDir& operator=(const TempDir&) = delete;
+    TempDir& operator=(TempDir&&) = delete;
 
     const std::filesystem::path& path() const noexcept { return path_; }
 

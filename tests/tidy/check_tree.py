@@ -25,7 +25,7 @@ SERVICES = ("gateway", "tokenizer", "trunk", "experts", "sampler")
 HEAVY = {
     "nlohmann/json.hpp": ("common/model", "services", "launcher", "tests", "bench"),
     "simdjson.h": ("common/storage", "services/tokenizer", "tests"),
-    "CLI/": ("common/base", "launcher"),
+    "CLI/": ("common/base", "launcher", "bench"),
     "toml++/": ("common/base", "launcher", "tests"),
     "spdlog/": ("common/base",),
     "zmq": ("common/transport", "tests"),
@@ -37,9 +37,9 @@ HEAVY = {
 }
 # Private headers that exist to wrap one of them, included by two or three sources of their folder.
 HEAVY_IN_HEADER = {"common/storage/json_names.h": "simdjson.h"}
-# Only these may use instructions that not every CPU has.
+# Only these, and benchmarks of the machine, may use instructions that not every CPU has.
 INTRINSICS = re.compile(r"(immintrin|arm_neon|x86intrin)\.h")
-VARIANT = re.compile(r"common/kernels/.*(avx2|avx512|neon)")
+VARIANT = re.compile(r"common/kernels/.*(avx2|avx512|neon)|bench/")
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 
@@ -187,19 +187,24 @@ def check_links(tree):
                     tree.report(f"{folder}/meson.build", number, f"links {other}")
 
 
-def main():
-    tree = Tree(pathlib.Path(sys.argv[1]).resolve())
-    n_files = sum(1 for _ in tree.files(".h", ".cc", ".inc"))
-    if n_files == 0:
-        sys.exit(f"{tree.root}: no sources found")
+def check(root):
+    """The number of files looked at, and the violations."""
+    tree = Tree(pathlib.Path(root).resolve())
     check_includes(tree)
     check_sources_are_built(tree)
     check_builds_are_reached(tree)
     check_links(tree)
-    for problem in tree.problems:
+    return sum(1 for _ in tree.files(".h", ".cc", ".inc")), tree.problems
+
+
+def main():
+    n_files, problems = check(sys.argv[1])
+    if n_files == 0:
+        sys.exit(f"{sys.argv[1]}: no sources found")
+    for problem in problems:
         print(problem)
-    print(f"{n_files} files, {len(tree.problems)} violations")
-    sys.exit(1 if tree.problems else 0)
+    print(f"{n_files} files, {len(problems)} violations")
+    sys.exit(1 if problems else 0)
 
 
 if __name__ == "__main__":

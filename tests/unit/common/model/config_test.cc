@@ -286,7 +286,8 @@ TEST_CASE("where only the released value is built, another is refused with both"
         {"/text_config/quantization_config/config_groups/group_0/weights/actorder", "group"},
         {"/text_config/quantization_config/config_groups/group_0/weights/block_structure", "8x8"},
     };
-    for (const auto& [field, value] : others) {
+    for (const auto& [other_field, value] : others) {
+        const std::string& field = other_field;  // clang 14 captures no bindings
         CAPTURE(field);
         json config = golden_config();
         json::json_pointer at(field);
@@ -328,7 +329,9 @@ TEST_CASE("a number out of range is refused with the range") {
         {"routed_scaling_factor", 0.0},
         {"hidden_size", 18446744073709551615ULL},
     };
-    for (const auto& [field, value] : bad) {
+    for (const auto& [bad_field, bad_value] : bad) {
+        const std::string& field = bad_field;  // clang 14 captures no bindings
+        const json& value = bad_value;
         CAPTURE(field);
         CAPTURE(value.dump());
         json config = golden_config();
@@ -346,11 +349,11 @@ TEST_CASE("a number out of range is refused with the range") {
 }
 
 TEST_CASE("layer lists that overlap, leave a gap or leave the model are refused") {
-    auto with_lists = [](std::vector<int> kda, std::vector<int> mla) {
+    auto with_lists = [](const std::vector<int>& kda, const std::vector<int>& mla) {
         json config = golden_config();
         config["text_config"]["num_hidden_layers"] = 4;
-        config["text_config"]["linear_attn_config"]["kda_layers"] = std::move(kda);
-        config["text_config"]["linear_attn_config"]["full_attn_layers"] = std::move(mla);
+        config["text_config"]["linear_attn_config"]["kda_layers"] = kda;
+        config["text_config"]["linear_attn_config"]["full_attn_layers"] = mla;
         return config;
     };
     CHECK(parse_config(with_lists({1, 2, 3}, {4}).dump(), "x").has_value());
