@@ -37,6 +37,13 @@ Result<std::uint64_t> cache_budget(const Service::Options& options, std::uint64_
     return options.cache_bytes;
 }
 
+/// Whether a failed call is a matter for whoever runs this server; a caller's mistake is told to
+/// the caller only.
+bool is_ours(ErrorCode code) {
+    return code == ErrorCode::corrupt || code == ErrorCode::io ||
+           code == ErrorCode::resource_exhausted || code == ErrorCode::deadline_exceeded;
+}
+
 Error not_for_us(const msg::Body& body) {
     return Error{ErrorCode::unsupported,
                  fmt::format("an expert server does not answer {}", msg::name_of(body)),
@@ -124,8 +131,7 @@ void Service::handle(transport::Request request) {
         const Status status = answer(*call, request);
         if (status.has_value()) return;
         ++failed_calls_;
-        if (status.error().code != ErrorCode::invalid_argument)
-            log::error(status.error().sentence());
+        if (is_ours(status.error().code)) log::error(status.error().sentence());
         request.responder.send_error(status.error());
     } else if (const auto* hint = std::get_if<msg::Prefetch>(&request.envelope.body)) {
         const Status status = take_hint(*hint);
