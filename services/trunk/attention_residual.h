@@ -18,8 +18,8 @@
 #include "common/kernels/kernel_table.h"
 #include "common/model/config.h"
 #include "services/trunk/buffer.h"
+#include "services/trunk/layer_range.h"
 #include "services/trunk/observer.h"
-#include "services/trunk/ram_weights.h"
 
 namespace k3::trunk {
 

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 
 #include "common/base/result.h"
 
@@ -37,6 +38,8 @@ class ExpertBackend {
     /// Waits and writes the sum of all picks of each row, [n_rows, latent_size], scaled by 2^40.
     /// After an error (of start as well) nothing is outstanding.
     virtual Status finish(std::span<std::int64_t> sums) = 0;
+    /// Which service the last error came from; empty: this process.
+    virtual std::string failed_service() const { return {}; }
 };
 
 }  // namespace k3::trunk

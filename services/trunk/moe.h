@@ -15,8 +15,8 @@
 #include "common/model/config.h"
 #include "services/trunk/buffer.h"
 #include "services/trunk/expert_backend.h"
+#include "services/trunk/layer_range.h"
 #include "services/trunk/observer.h"
-#include "services/trunk/ram_weights.h"
 #include "services/trunk/weights.h"
 
 namespace k3::trunk {

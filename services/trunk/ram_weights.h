@@ -13,20 +13,10 @@
 #include "common/model/config.h"
 #include "common/storage/checkpoint.h"
 #include "services/trunk/buffer.h"
+#include "services/trunk/layer_range.h"
 #include "services/trunk/weights.h"
 
 namespace k3::trunk {
-
-/// Layers [first, first + count) of a model.
-struct LayerRange {
-    std::uint32_t first = 0;
-    std::uint32_t count = 0;
-    std::uint32_t end() const noexcept { return first + count; }
-    bool is_first() const noexcept { return first == 0; }
-    bool is_last(const model::ModelConfig& config) const noexcept {
-        return end() == config.n_layers;
-    }
-};
 
 class RamWeights final : public WeightSource {
   public:

@@ -19,7 +19,7 @@
 #include "common/base/result.h"
 #include "common/model/config.h"
 #include "services/trunk/buffer.h"
-#include "services/trunk/ram_weights.h"
+#include "services/trunk/layer_range.h"
 
 namespace k3::trunk {
 

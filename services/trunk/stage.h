@@ -18,6 +18,7 @@
 #include "services/trunk/batch.h"
 #include "services/trunk/expert_backend.h"
 #include "services/trunk/kda.h"
+#include "services/trunk/layer_range.h"
 #include "services/trunk/mla.h"
 #include "services/trunk/moe.h"
 #include "services/trunk/observer.h"

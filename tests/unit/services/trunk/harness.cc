@@ -37,6 +37,7 @@ Harness::Harness(const model::Model& model, Options options) : model_(model) {
         options.table != nullptr ? *options.table : kernels::kernels();
     kernels::set_threads(options.n_threads);
     experts_ = std::make_unique<LocalExperts>(model, table);
+    trunk::ExpertBackend& experts = options.experts != nullptr ? *options.experts : *experts_;
     std::vector<std::uint32_t> bounds = options.cuts;
     bounds.insert(bounds.begin(), 0);
     bounds.push_back(model.config.n_layers);
@@ -50,7 +51,7 @@ Harness::Harness(const model::Model& model, Options options) : model_(model) {
             trunk::SessionTable::Options{1024, std::uint64_t{1} << 34U,
                                          model.config.max_positions});
         part.stage = must(trunk::Stage::create(
-            model.config, *part.weights, *experts_, table,
+            model.config, *part.weights, experts, table,
             trunk::Stage::Options{range, options.max_step_rows, options.n_threads}));
         parts_.push_back(std::move(part));
     }

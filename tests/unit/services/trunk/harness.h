@@ -33,6 +33,7 @@ class Harness {
         std::vector<std::uint32_t> cuts;  // a further stage begins at each of these layers
         const kernels::KernelTable* table = nullptr;  // null: the process's
         int n_threads = 2;
+        trunk::ExpertBackend* experts = nullptr;  // null: LocalExperts
         std::size_t max_step_rows = 256;
     };
     explicit Harness(const model::Model& model) : Harness(model, Options()) {}

@@ -1,0 +1,87 @@
+#include "services/trunk/expert_directory.h"
+
+#include <bit>
+#include <utility>
+
+namespace k3::trunk {
+
+ExpertDirectory::ExpertDirectory(Needs needs, std::vector<std::string> endpoints)
+    : needs_(std::move(needs)), holders_(std::size_t{needs_.n_layers} * needs_.n_experts) {
+    for (std::string& endpoint : endpoints) servers_.emplace_back().endpoint = std::move(endpoint);
+}
+
+std::string ExpertDirectory::name(std::size_t server) const {
+    return servers_[server].name + " (" + servers_[server].endpoint + ")";
+}
+
+Status ExpertDirectory::admit(std::size_t server, const msg::Announcement& announcement) {
+    const std::uint64_t bit = std::uint64_t{1} << server;
+    for (std::uint64_t& mask : holders_) mask &= ~bit;
+    if (!announcement.name.empty()) servers_[server].name = announcement.name;
+
+    const auto* facts = std::get_if<msg::ExpertFacts>(&announcement.facts);
+    if (announcement.kind != msg::ServiceKind::experts || facts == nullptr)
+        return Error{ErrorCode::incompatible,
+                     name(server) + " is a " + std::string(msg::to_string(announcement.kind)) +
+                         " service, not an expert server",
+                     "check the endpoints given with --experts"};
+    if (announcement.fingerprint != needs_.fingerprint)
+        return Error{ErrorCode::incompatible,
+                     name(server) + " serves the checkpoint with fingerprint " +
+                         announcement.fingerprint + ", but " + needs_.self + " the one with " +
+                         needs_.fingerprint,
+                     "start both on the same checkpoint"};
+    if (facts->n_experts != needs_.n_experts || facts->latent_size != needs_.latent_size ||
+        facts->max_call_rows == 0)
+        return Error{ErrorCode::incompatible,
+                     name(server) + " announces " + std::to_string(facts->n_experts) +
+                         " experts of latent size " + std::to_string(facts->latent_size) +
+                         " and calls of " + std::to_string(facts->max_call_rows) + " rows, but " +
+                         needs_.self + " needs " + std::to_string(needs_.n_experts) +
+                         " of latent size " + std::to_string(needs_.latent_size),
+                     "start both from the same build and checkpoint"};
+    servers_[server].max_call_rows = facts->max_call_rows;
+    for (const msg::ExpertHolding& holding : facts->holdings) {
+        if (holding.layer < needs_.first_layer ||
+            holding.layer - needs_.first_layer >= needs_.n_layers)
+            continue;
+        for (std::uint32_t expert = 0; expert < needs_.n_experts; ++expert)
+            if (holding.holds(expert)) holders(holding.layer, expert) |= bit;
+    }
+    return Status::ok();
+}
+
+Status ExpertDirectory::check_coverage() const {
+    std::size_t n_missing = 0;
+    std::string first;
+    for (std::size_t i = 0; i < holders_.size(); ++i) {
+        if (holders_[i] != 0) continue;
+        if (n_missing < 3)
+            first += (n_missing == 0 ? "" : ", ") + std::string("layer ") +
+                     std::to_string(needs_.first_layer + i / needs_.n_experts) + " expert " +
+                     std::to_string(i % needs_.n_experts);
+        ++n_missing;
+    }
+    if (n_missing == 0) return Status::ok();
+    std::string asked;
+    for (std::size_t s = 0; s < servers_.size(); ++s) asked += (s == 0 ? "" : ", ") + name(s);
+    return Error{ErrorCode::unavailable,
+                 std::to_string(n_missing) + " of " + std::to_string(holders_.size()) +
+                     " experts are held by nobody (" + first + (n_missing > 3 ? ", ..." : "") +
+                     "); " + (asked.empty() ? "no expert server was named" : "asked: " + asked),
+                 "start servers for the missing share, or name them with --experts"};
+}
+
+std::size_t ExpertDirectory::choose(std::uint32_t layer, std::uint32_t expert,
+                                    std::uint64_t available) const noexcept {
+    std::uint64_t mask =
+        holders_[std::size_t{layer - needs_.first_layer} * needs_.n_experts + expert] & available;
+    const int n = std::popcount(mask);
+    if (n == 0) return kNobody;
+    // Drop the lower bits until the chosen one is the lowest.
+    for (std::uint32_t skip = (layer + expert) % static_cast<std::uint32_t>(n); skip > 0; --skip)
+        mask &= mask - 1;
+    return static_cast<std::size_t>(std::countr_zero(mask));
+}
+
+}  // namespace k3::trunk

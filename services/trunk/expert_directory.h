@@ -1,0 +1,69 @@
+#pragma once
+// Who holds which expert, from what the expert servers announced.
+//
+// Pure bookkeeping, without sockets: whether a server fits this trunk at all, whether every expert
+// is held by somebody, and which of several holders is asked. The choice depends only on layer,
+// expert and who is there, spread like the default stripes, so that replicas share the work.
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "common/base/result.h"
+#include "common/transport/messages/control.h"
+
+namespace k3::trunk {
+
+class ExpertDirectory {
+  public:
+    static constexpr std::size_t kMaxServers = 64;  // a bit each
+    static constexpr std::size_t kNobody = kMaxServers;
+
+    /// What this trunk needs from its servers together.
+    struct Needs {
+        std::string self;         // how errors call this trunk
+        std::string fingerprint;  // of its checkpoint
+        std::uint32_t first_layer = 0;
+        std::uint32_t n_layers = 0;  // MoE layers [first_layer, first_layer + n_layers)
+        std::uint32_t n_experts = 0;
+        std::uint32_t latent_size = 0;
+    };
+    ExpertDirectory(Needs needs, std::vector<std::string> endpoints);
+
+    /// Takes down what a server holds now, replacing what it held before.
+    /// Errors: incompatible (not an expert server; another checkpoint, both fingerprints named;
+    /// other sizes), and then the server counts as holding nothing.
+    Status admit(std::size_t server, const msg::Announcement& announcement);
+
+    /// Error: unavailable if an expert is held by nobody: how many, the first three, and who was
+    /// asked.
+    Status check_coverage() const;
+
+    /// A holder among `available` (bit s: server s), or kNobody.
+    std::size_t choose(std::uint32_t layer, std::uint32_t expert,
+                       std::uint64_t available) const noexcept;
+
+    std::size_t n_servers() const noexcept { return servers_.size(); }
+    /// "experts-1 (ipc:///run/e1.sock)", or "expert server (...)" before its first announcement.
+    std::string name(std::size_t server) const;
+    std::uint32_t max_call_rows(std::size_t server) const noexcept {
+        return servers_[server].max_call_rows;
+    }
+
+  private:
+    struct Server {
+        std::string endpoint;
+        std::string name = "expert server";
+        std::uint32_t max_call_rows = 0;
+    };
+    std::uint64_t& holders(std::uint32_t layer, std::uint32_t expert) noexcept {
+        return holders_[std::size_t{layer - needs_.first_layer} * needs_.n_experts + expert];
+    }
+
+    Needs needs_;
+    std::vector<Server> servers_;
+    std::vector<std::uint64_t> holders_;  // [n_layers, n_experts], bit s: server s holds it
+};
+
+}  // namespace k3::trunk

@@ -1,0 +1,229 @@
+// k3-trunk: a range of layers of the trunk, and the only caller of expert servers.
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "common/base/log.h"
+#include "common/base/memory.h"
+#include "common/base/settings.h"
+#include "common/kernels/parallel.h"
+#include "common/model/load.h"
+#include "common/transport/service_options.h"
+#include "services/trunk/expert_client.h"
+#include "services/trunk/ram_weights.h"
+#include "services/trunk/service.h"
+
+namespace k3::trunk {
+namespace {
+
+struct TrunkSettings {
+    transport::ServiceOptions service;
+    std::string model;
+    std::string layers = "all";
+    std::vector<std::string> experts;
+    std::int64_t threads = 0;
+    std::int64_t max_sessions = 64;
+    std::int64_t max_step_rows = 256;
+    std::int64_t expert_wait_ms = 30000;
+    std::int64_t expert_call_ms = 600000;
+    std::uint64_t session_bytes = 0;
+    double mla_norm_eps = 1e-6;
+};
+
+Result<Settings::Action> read_settings(int argc, const char* const* argv, TrunkSettings& out) {
+    Settings settings("k3-trunk", "Runs a range of layers of Kimi K3 for a k3pipe pipeline.");
+    out.service.name = "trunk";
+    transport::add_service_settings(settings, out.service);
+    settings.add_text("model", &out.model, "directory of the checkpoint", true);
+    settings.add_text("layers", &out.layers, "layers of this stage: all, or first-last");
+    settings.add_list("experts", &out.experts, "endpoint of an expert server, once for each");
+    settings.add_integer("threads", &out.threads, 0, 1024, "compute threads; 0: one per core");
+    settings.add_integer("max_sessions", &out.max_sessions, 1, 1 << 20, "sessions open at once");
+    settings.add_integer("max_step_rows", &out.max_step_rows, 1,
+                         static_cast<std::int64_t>(msg::kMaxStepRows),
+                         "rows of one step; scratch memory is taken for so many");
+    settings.add_integer("expert_wait_ms", &out.expert_wait_ms, 0, std::int64_t{1} << 40,
+                         "how long a step waits for an expert server that is gone");
+    settings.add_integer("expert_call_ms", &out.expert_call_ms, 1, std::int64_t{1} << 40,
+                         "how long one call may take a server that shows signs of life");
+    settings.add_bytes("session_bytes", &out.session_bytes,
+                       "memory for all sessions; 0: a quarter of what is free after loading");
+    settings.add_number("mla_norm_eps", &out.mla_norm_eps, 1e-12, 1e-2,
+                        "epsilon of the two low-rank norms of MLA, which config.json leaves open");
+    return settings.parse(argc, argv);
+}
+
+/// MoE layers of a range, as the expert directory wants them.
+ExpertDirectory::Needs expert_needs(const model::Model& model, LayerRange range,
+                                    const std::string& self) {
+    const std::uint32_t first = std::max(range.first, model.config.first_k_dense);
+    return {self,
+            model.fingerprint,
+            first,
+            first < range.end() ? range.end() - first : 0,
+            model.config.moe.n_experts,
+            model.config.moe.latent_size};
+}
+
+/// Everything the loop needs, in the order of dependence.
+struct Parts {
+    model::Model model;
+    telemetry::Counters counters;
+    std::unique_ptr<ExpertClient> experts;
+    std::unique_ptr<RamWeights> weights;
+    std::unique_ptr<SessionTable> sessions;
+    std::unique_ptr<Stage> stage;
+    std::unique_ptr<transport::Arena> arena;
+    std::unique_ptr<Service> service;
+};
+
+/// Meets the expert servers on a second thread while the weights load: a wrong checkpoint over
+/// there should not be found only after minutes of reading here.
+Status load_and_connect(Parts& parts, LayerRange range, transport::Server& server,
+                        std::atomic<bool>& gave_up) {
+    Status connected;
+    std::atomic<bool> is_connecting{true};
+    std::thread meeting([&] {
+        connected = parts.experts->connect();
+        if (!connected.has_value()) gave_up = true;
+        is_connecting = false;
+    });
+    auto progress = [&](std::uint64_t done, std::uint64_t total, const std::string& what) {
+        server.set_progress(static_cast<std::uint32_t>(done * 1000.0 / static_cast<double>(total)),
+                            what);
+        return !gave_up && !server.stopping();
+    };
+    auto weights = RamWeights::load(*parts.model.checkpoint, parts.model.config, range, progress);
+    if (!weights.has_value())
+        gave_up = true;
+    else if (is_connecting)
+        server.set_progress(999, "waiting for expert servers");
+    meeting.join();
+    // The thread that failed first has the reason; the other one was only told to stop.
+    if (!connected.has_value() && connected.error().code != ErrorCode::cancelled) return connected;
+    if (!weights.has_value()) return std::move(weights).error();
+    RETURN_IF_ERROR(std::move(connected));
+    parts.weights = std::move(weights).value();
+    return Status::ok();
+}
+
+/// Outputs of a few steps; too little shared memory costs speed, not the service.
+std::unique_ptr<transport::Arena> make_arena(const TrunkSettings& settings, const Stage& stage) {
+    constexpr std::size_t kLogitRows = 16;  // of one step; more go inline
+    constexpr std::uint32_t kSlots = 4;
+    if (settings.service.payload != "shm") return nullptr;
+    const model::ModelConfig& config = stage.config();
+    const std::size_t floats =
+        stage.range().is_last(config)
+            ? std::min(stage.max_step_rows(), kLogitRows) * config.vocab_size
+            : stage.max_step_rows() * stage.out_vectors() * config.hidden_size;
+    auto arena = transport::Arena::create(
+        {transport::segment_name(settings.service.run(), settings.service.name),
+         floats * sizeof(float), kSlots});
+    if (arena.has_value()) return std::move(arena).value();
+    log::warn("replies go inline: " + arena.error().sentence());
+    return nullptr;
+}
+
+Result<std::uint64_t> session_budget(const TrunkSettings& settings) {
+    ASSIGN_OR_RETURN(const AvailableMemory available, available_memory());
+    if (settings.session_bytes == 0) return available.bytes / 4;
+    if (settings.session_bytes <= available.bytes) return settings.session_bytes;
+    return Error{ErrorCode::resource_exhausted,
+                 "sessions were granted " + format_bytes(settings.session_bytes) + ", but " +
+                     format_bytes(available.bytes) + " are left (" + available.limited_by + ")",
+                 "lower --session-bytes, or give this stage fewer layers"};
+}
+
+Status build(const TrunkSettings& settings, transport::Server& server, Parts& parts) {
+    kernels::set_threads(static_cast<int>(settings.threads));
+    ASSIGN_OR_RETURN(parts.model, model::open_model(settings.model));
+    parts.model.config.mla.lora_norm_eps = static_cast<float>(settings.mla_norm_eps);
+    const model::ModelConfig& config = parts.model.config;
+    ASSIGN_OR_RETURN(const LayerRange range, parse_layers(settings.layers, config));
+
+    std::atomic<bool> gave_up{false};
+    ExpertClient::Options client;
+    client.needs = expert_needs(parts.model, range, settings.service.name);
+    client.endpoints = settings.experts;
+    client.run_id = settings.service.run();
+    client.top_k = config.moe.top_k;
+    client.max_rows = static_cast<std::size_t>(settings.max_step_rows);
+    client.wait_ms = settings.expert_wait_ms;
+    client.call_ms = settings.expert_call_ms;
+    client.use_shm = settings.service.payload == "shm";
+    client.stopping = [&server, &gave_up] { return gave_up || server.stopping(); };
+    ASSIGN_OR_RETURN(parts.experts, ExpertClient::create(std::move(client), parts.counters));
+    RETURN_IF_ERROR(load_and_connect(parts, range, server, gave_up));
+    parts.experts->set_stopping([&server] { return server.stopping(); });
+
+    ASSIGN_OR_RETURN(parts.stage,
+                     Stage::create(config, *parts.weights, *parts.experts, kernels::kernels(),
+                                   {range, static_cast<std::size_t>(settings.max_step_rows),
+                                    kernels::threads()}));
+    ASSIGN_OR_RETURN(const std::uint64_t budget, session_budget(settings));
+    parts.sessions = std::make_unique<SessionTable>(
+        config, range, kernels::threads(),
+        SessionTable::Options{static_cast<std::uint32_t>(settings.max_sessions), budget,
+                              config.max_positions});
+    parts.arena = make_arena(settings, *parts.stage);
+    parts.service = std::make_unique<Service>(
+        *parts.stage, *parts.sessions, *parts.experts, parts.arena.get(),
+        static_cast<std::uint32_t>(settings.max_sessions), parts.counters);
+    log::info("loaded " + config.name + " layers " + std::to_string(range.first) + "-" +
+              std::to_string(range.end() - 1) + " weights=" + format_bytes(parts.weights->bytes()) +
+              " sessions=" + format_bytes(budget) +
+              " threads=" + std::to_string(kernels::threads()) + " isa=" + kernels::kernels().isa);
+    return Status::ok();
+}
+
+int run(const TrunkSettings& settings) {
+    transport::install_stop_signals();
+    const transport::Server::Options options = settings.service.server(msg::ServiceKind::trunk);
+    auto created = transport::Server::create(options);
+    if (!created.has_value()) return transport::fail(created.error(), nullptr);
+    transport::Server& server = **created;
+
+    Parts parts;
+    Status built = build(settings, server, parts);
+    if (!built.has_value()) {
+        if (server.stopping()) return kExitOk;
+        return transport::fail(built.error(), &server);
+    }
+    server.set_statistics([&parts] { return parts.counters.snapshot(); });
+    msg::Announcement announcement = options.announcement;
+    announcement.fingerprint = parts.model.fingerprint;
+    announcement.facts = parts.service->facts();
+    if (parts.arena) announcement.arena = parts.arena->probe();
+    server.set_ready(std::move(announcement));
+    log::info("ready listen=" + server.endpoint());
+
+    while (!server.stopping()) {
+        auto request = server.next(Deadline::after_ms(1000));
+        if (request.has_value()) parts.service->handle(std::move(*request));
+    }
+    server.set_statistics({});
+    log::info("stopped");
+    return kExitOk;
+}
+
+}  // namespace
+}  // namespace k3::trunk
+
+int main(int argc, char** argv) {
+    k3::trunk::TrunkSettings settings;
+    auto action = k3::trunk::read_settings(argc, argv, settings);
+    if (!action.has_value()) {
+        std::fprintf(stderr, "k3-trunk: %s\n", action.error().sentence().c_str());
+        return k3::exit_code(action.error().code);
+    }
+    if (*action == k3::Settings::Action::exit) return k3::kExitOk;
+    k3::transport::start_logging(settings.service);
+    return k3::trunk::run(settings);
+}

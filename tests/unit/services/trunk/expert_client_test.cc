@@ -1,0 +1,327 @@
+// Calls to expert servers over real sockets: the same bytes for any split and payload, and what
+// happens when a server dies, lies or serves another checkpoint.
+
+#include "services/trunk/expert_client.h"
+
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/unit/services/trunk/fake_expert_server.h"
+#include "tests/unit/services/trunk/harness.h"
+
+namespace k3::test {
+
+namespace {
+
+using Fault = FakeExpertServer::Fault;
+using trunk::ExpertClient;
+
+const std::vector<std::uint32_t> kPrompt = {387, 486, 344, 495, 13, 7, 8, 9, 10, 11, 12};
+
+bool contains(const std::string& text, const std::string& part) {
+    return text.find(part) != std::string::npos;
+}
+
+/// Servers, a client that met them, and a trunk on top.
+struct Rig {
+    SocketDirectory sockets;
+    telemetry::Counters counters;
+    std::vector<std::string> endpoints;
+    std::vector<std::unique_ptr<FakeExpertServer>> servers;
+    std::unique_ptr<ExpertClient> client;
+    bool use_shm = false;
+    std::atomic<bool> stop{false};
+    std::int64_t wait_ms = 20000;
+
+    FakeExpertServer& add(FakeExpertServer::Options options) {
+        options.name = "experts-" + std::to_string(endpoints.size());
+        options.endpoint = sockets.endpoint(options.name);
+        endpoints.push_back(options.endpoint);
+        servers.push_back(std::make_unique<FakeExpertServer>(tiny_model(), std::move(options)));
+        return *servers.back();
+    }
+    Status connect() {
+        const auto& config = tiny_model().config;
+        ExpertClient::Options options;
+        options.needs = {"trunk-0", tiny_model().fingerprint, 1,
+                         12,        config.moe.n_experts,     config.moe.latent_size};
+        options.endpoints = endpoints;
+        options.run_id = static_cast<std::uint64_t>(std::rand());
+        options.top_k = config.moe.top_k;
+        options.max_rows = 256;
+        options.wait_ms = wait_ms;
+        options.use_shm = use_shm;
+        options.stopping = [this] { return stop.load(); };
+        ASSIGN_OR_RETURN(client, ExpertClient::create(std::move(options), counters));
+        return client->connect();
+    }
+    std::uint64_t count(const std::string& name) const {
+        for (const msg::Counter& counter : counters.snapshot())
+            if (counter.name == name) return counter.value;
+        FAIL("no counter " << name);
+        return 0;
+    }
+};
+
+Result<std::vector<float>> try_run(trunk::ExpertBackend* experts) {
+    Harness::Options options;
+    options.experts = experts;
+    Harness trunk(tiny_model(), options);
+    trunk.open(1);
+    std::vector<TokenRow> rows;
+    for (std::uint32_t id : kPrompt) rows.push_back({1, id});
+    return trunk.step(rows, {0, static_cast<std::uint32_t>(rows.size() - 1)});
+}
+
+const std::vector<float>& reference() {
+    static const std::vector<float> logits = try_run(nullptr).value();
+    return logits;
+}
+
+void check_same_bytes(const Result<std::vector<float>>& logits) {
+    if (!logits.has_value()) FAIL(logits.error().sentence());
+    REQUIRE(logits->size() == reference().size());
+    CHECK(std::memcmp(logits->data(), reference().data(), logits->size() * sizeof(float)) == 0);
+}
+
+}  // namespace
+
+TEST_CASE("1, 2, 3 and 5 servers, inline and through shared memory, give the same bytes") {
+    const std::vector<std::vector<std::string>> splits = {
+        {"all"},
+        {"0/2", "1/2"},
+        {"experts 0-2", "layers 1-6 experts 3-23", "layers 7-12 experts 3-23"},
+        {"0/5", "1/5", "2/5", "3/5", "4/5"}};
+    for (bool use_shm : {false, true}) {
+        for (const auto& split : splits) {
+            CAPTURE(use_shm);
+            CAPTURE(split.size());
+            Rig rig;
+            rig.use_shm = use_shm;
+            for (const std::string& share : split) rig.add({.share = share, .use_shm = use_shm});
+            REQUIRE(rig.connect().has_value());
+            check_same_bytes(try_run(rig.client.get()));
+            int n_prefetches = 0;
+            for (const auto& server : rig.servers) {
+                CHECK(server->n_calls > 0);
+                CHECK(server->n_shm_calls == (use_shm ? server->n_calls.load() : 0));
+                CHECK(server->n_shm_replies == (use_shm ? server->n_calls.load() : 0));
+                n_prefetches += server->n_prefetches;
+            }
+            CHECK(n_prefetches >= 12);
+            CHECK(rig.count("expert_calls_repeated") == 0);
+        }
+    }
+}
+
+TEST_CASE("a server gets only the rows it needs, with picks counted within them and ranks kept") {
+    Rig rig;
+    FakeExpertServer& only = rig.add({.share = "experts 0-3"});
+    rig.add({.share = "experts 4-23"});
+    std::size_t n_rows = 0;
+    std::set<std::uint32_t> ranks;
+    only.on_call = [&](const msg::ExpertCall& call) {
+        std::set<std::uint32_t> used;
+        for (const msg::Pick& pick : call.picks) {
+            if (pick.expert > 3 || pick.row >= call.rows.shape[0] || pick.rank > 3) n_rows += 1000;
+            used.insert(pick.row);
+            ranks.insert(pick.rank);
+        }
+        n_rows += call.rows.shape[0];
+        if (used.size() != call.rows.shape[0]) n_rows += 1000;
+    };
+    REQUIRE(rig.connect().has_value());
+    check_same_bytes(try_run(rig.client.get()));
+    CHECK(n_rows > 0);
+    CHECK(n_rows < 12 * kPrompt.size());
+    CHECK(ranks.size() > 1);
+}
+
+TEST_CASE("a server that takes few rows at a time gets several calls") {
+    Rig rig;
+    rig.add({.max_call_rows = 3});
+    REQUIRE(rig.connect().has_value());
+    check_same_bytes(try_run(rig.client.get()));
+    CHECK(rig.servers[0]->n_calls == 12 * 4);
+}
+
+TEST_CASE(
+    "a server that dies during a call is met again when it is back, and the bytes are the same") {
+    Rig rig;
+    FakeExpertServer& mortal = rig.add({.share = "0/2"});
+    rig.add({.share = "1/2"});
+    std::atomic<bool> is_called{false};
+    mortal.fault = [&](int call) {
+        if (call < 5) return Fault::none;
+        is_called = true;
+        return Fault::drop;
+    };
+    REQUIRE(rig.connect().has_value());
+    std::thread restarter([&] {
+        while (!is_called) std::this_thread::yield();
+        rig.servers[0].reset();
+        rig.servers[0] = std::make_unique<FakeExpertServer>(
+            tiny_model(), FakeExpertServer::Options{
+                              .endpoint = rig.endpoints[0], .name = "experts-0", .share = "0/2"});
+    });
+    const auto logits = try_run(rig.client.get());
+    restarter.join();
+    check_same_bytes(logits);
+    CHECK(rig.count("expert_server_losses") == 1);
+    CHECK(rig.count("expert_calls_repeated") >= 1);
+}
+
+TEST_CASE("a replica takes over at once when a server dies for good") {
+    Rig rig;
+    rig.add({});
+    rig.add({});
+    REQUIRE(rig.connect().has_value());
+    check_same_bytes(try_run(rig.client.get()));
+    CHECK(rig.servers[0]->n_calls > 0);
+    CHECK(rig.servers[1]->n_calls > 0);
+    rig.servers[0].reset();
+    check_same_bytes(try_run(rig.client.get()));
+}
+
+TEST_CASE("a server that stays away ends the step with a sentence, after the time granted") {
+    Rig rig;
+    rig.wait_ms = 300;
+    rig.add({.share = "0/2"});
+    rig.add({.share = "1/2"});
+    REQUIRE(rig.connect().has_value());
+    rig.servers[1].reset();
+    const auto begin = Clock::now();
+    const auto failed = try_run(rig.client.get());
+    REQUIRE(!failed.has_value());
+    CHECK(failed.error().code == ErrorCode::unavailable);
+    CHECK(contains(failed.error().message, "experts-1"));
+    CHECK(contains(failed.error().message, "300 ms"));
+    CHECK(contains(failed.error().message, "layer 1"));
+    CHECK(Clock::now() - begin > std::chrono::milliseconds(300));
+}
+
+TEST_CASE("what a server reports as corrupt is passed on and names it") {
+    Rig rig;
+    rig.add({}).fault = [](int call) { return call == 2 ? Fault::corrupt : Fault::none; };
+    REQUIRE(rig.connect().has_value());
+    const auto failed = try_run(rig.client.get());
+    REQUIRE(!failed.has_value());
+    CHECK(failed.error().code == ErrorCode::corrupt);
+    CHECK(contains(failed.error().message, "layer 3 expert 5 in shard x: scale byte 255"));
+    CHECK(failed.error().remedy == "restore it");
+    CHECK(rig.client->failed_service() == "experts-0");
+    // Nothing is left over: the next step is right.
+    check_same_bytes(try_run(rig.client.get()));
+    CHECK(rig.client->failed_service().empty());
+}
+
+TEST_CASE("sums of a wrong shape and replies of a wrong kind are refused") {
+    for (Fault kind : {Fault::bad_shape, Fault::wrong_body}) {
+        Rig rig;
+        rig.add({}).fault = [&](int call) { return call == 1 ? kind : Fault::none; };
+        REQUIRE(rig.connect().has_value());
+        const auto failed = try_run(rig.client.get());
+        REQUIRE(!failed.has_value());
+        CHECK(contains(failed.error().message, "experts-0"));
+        CHECK(failed.error().code !=
+              ErrorCode::invalid_argument);  // not the fault of who asked the trunk
+        check_same_bytes(try_run(rig.client.get()));
+    }
+}
+
+TEST_CASE("a slot that was overwritten is asked for again inside the message, once") {
+    for (Fault kind : {Fault::stale_slot, Fault::stale_error}) {
+        Rig rig;
+        rig.use_shm = true;
+        rig.add({.use_shm = true}).fault = [&](int call) { return call == 4 ? kind : Fault::none; };
+        REQUIRE(rig.connect().has_value());
+        check_same_bytes(try_run(rig.client.get()));
+        CHECK(rig.count("expert_calls_stale") == 1);
+        CHECK(rig.servers[0]->n_calls == 13);
+        CHECK(rig.servers[0]->n_shm_calls == 12);
+    }
+    Rig rig;
+    rig.use_shm = true;
+    rig.add({.use_shm = true}).fault = [](int call) {
+        return call >= 4 ? Fault::stale_error : Fault::none;
+    };
+    REQUIRE(rig.connect().has_value());
+    CHECK(try_run(rig.client.get()).error().code == ErrorCode::stale);
+    CHECK(rig.servers[0]->n_calls == 6);
+}
+
+TEST_CASE("another checkpoint and missing experts are found while connecting") {
+    Rig other;
+    other.add({.share = "0/2"});
+    other.add({.share = "1/2", .fingerprint = std::string(32, 'b')});
+    const Status refused = other.connect();
+    REQUIRE(!refused.has_value());
+    CHECK(refused.error().code == ErrorCode::incompatible);
+    CHECK(contains(refused.error().message, "experts-1"));
+    CHECK(contains(refused.error().message, std::string(32, 'b')));
+    CHECK(contains(refused.error().message, tiny_model().fingerprint));
+
+    Rig hole;
+    hole.add({.share = "experts 0-22"});
+    const Status uncovered = hole.connect();
+    REQUIRE(!uncovered.has_value());
+    CHECK(contains(uncovered.error().message, "12 of 288 experts are held by nobody"));
+    CHECK(contains(uncovered.error().message, "layer 1 expert 23"));
+}
+
+TEST_CASE("a server that loads is waited for longer than one that is silent") {
+    Rig rig;
+    rig.wait_ms = 250;
+    FakeExpertServer& late = rig.add({.starts_loading = true});
+    std::thread loader([&] {
+        const Deadline loaded = Deadline::after_ms(700);
+        while (!loaded.expired()) std::this_thread::yield();
+        late.set_ready();
+    });
+    CHECK(rig.connect().has_value());
+    loader.join();
+
+    Rig nobody;
+    nobody.wait_ms = 250;
+    nobody.endpoints.push_back(nobody.sockets.endpoint("nobody"));
+    const Status silent = nobody.connect();
+    REQUIRE(!silent.has_value());
+    CHECK(silent.error().code == ErrorCode::unavailable);
+    CHECK(contains(silent.error().message, "nobody.sock"));
+}
+
+TEST_CASE("a server that comes back with another checkpoint is not used") {
+    Rig rig;
+    rig.add({});
+    REQUIRE(rig.connect().has_value());
+    rig.servers[0].reset();
+    rig.servers[0] = std::make_unique<FakeExpertServer>(
+        tiny_model(), FakeExpertServer::Options{.endpoint = rig.endpoints[0],
+                                                .fingerprint = std::string(32, 'c')});
+    const auto failed = try_run(rig.client.get());
+    REQUIRE(!failed.has_value());
+    CHECK(failed.error().code == ErrorCode::incompatible);
+    CHECK(contains(failed.error().message, std::string(32, 'c')));
+    CHECK(rig.servers[0]->n_calls == 0);
+}
+
+TEST_CASE("a stop ends the wait for a server that computes and for one that is gone") {
+    Rig rig;
+    rig.add({}).fault = [&](int call) {
+        if (call == 3) rig.stop = true;
+        return call == 3 ? Fault::drop : Fault::none;
+    };
+    REQUIRE(rig.connect().has_value());
+    CHECK(try_run(rig.client.get()).error().code == ErrorCode::cancelled);
+    rig.servers[0].reset();
+    CHECK(try_run(rig.client.get()).error().code == ErrorCode::cancelled);
+}
+
+}  // namespace k3::test
