@@ -9,11 +9,14 @@
 //
 //   math.inc             exp, sigmoid, tanh
 //   weights.inc          stored weights to fp32
-//   dot_*.inc            the lane contract: dot, dot_rows, matmul_of<type>
-//   ops_*.inc, table.inc everything else, written once
+//   dot_plain.inc        the lane and column contracts as plain loops: the definition
+//   vector_*.inc         registers of an instruction set: load, fma, weights straight into lanes
+//   dot_lanes.inc        the same contracts on those registers, blocked for caches
+//   ops_*.inc, table.inc everything else, written once; the compiler vectorises its loops
 //
-// A further variant (AVX-512, NEON) brings its dot_*.inc and a .cc like kernels_avx2.cc, and is
-// added to the list in kernel_table.cc.
+// A further variant (AVX-512, NEON) brings its vector_*.inc and a .cc like kernels_avx2.cc, and is
+// added to meson.build and to the list in kernel_table.cc. It may replace dot_lanes.inc or any
+// operation: the equality tests compare its table with the scalar one, whatever it is made of.
 
 #include "common/kernels/kernel_table.h"
 

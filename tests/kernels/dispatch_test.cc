@@ -92,14 +92,16 @@ TEST_CASE("rows of a matrix start at the right byte and scale") {
     CHECK(mxfp4.scales == scales + 2 * 3);
 }
 
-TEST_CASE("parallel_for calls every index once") {
+TEST_CASE("parallel_for calls every index once, with little and with much to do") {
     for (int n_threads : {1, 2, 4}) {
         set_threads(n_threads);
         CHECK(threads() == n_threads);
         for (std::size_t n : {0, 1, 2, 3, 100}) {
             std::vector<std::atomic<int>> calls(n);
             parallel_for(n, [&](std::size_t i) { calls[i].fetch_add(1); });
-            for (const std::atomic<int>& count : calls) CHECK(count.load() == 1);
+            for (std::size_t work : {std::size_t{1}, kMinParallelWork})
+                parallel_for(n, work, [&](std::size_t i) { calls[i].fetch_add(1); });
+            for (const std::atomic<int>& count : calls) CHECK(count.load() == 3);
         }
     }
 }
