@@ -46,9 +46,30 @@ void init(std::string_view service, std::string_view run, Level level) {
     spdlog::set_default_logger(std::move(logger));
 }
 
-void debug(std::string_view line) { spdlog::debug("{}", one_line(line)); }
-void info(std::string_view line) { spdlog::info("{}", one_line(line)); }
-void warn(std::string_view line) { spdlog::warn("{}", one_line(line)); }
-void error(std::string_view line) { spdlog::error("{}", one_line(line)); }
+namespace {
+
+/// A program that fails before init() still logs to stderr in the one format.
+void init_if_needed() {
+    if (spdlog::default_logger_raw()->name().empty()) init("k3pipe", "", Level::info);
+}
+
+}  // namespace
+
+void debug(std::string_view line) {
+    init_if_needed();
+    spdlog::debug("{}", one_line(line));
+}
+void info(std::string_view line) {
+    init_if_needed();
+    spdlog::info("{}", one_line(line));
+}
+void warn(std::string_view line) {
+    init_if_needed();
+    spdlog::warn("{}", one_line(line));
+}
+void error(std::string_view line) {
+    init_if_needed();
+    spdlog::error("{}", one_line(line));
+}
 
 }  // namespace k3::log
