@@ -16,16 +16,19 @@ namespace k3::transport {
 
 namespace {
 
-constexpr int kReconnectMs = 20;
+constexpr int kNeverMs = 1000 * 60 * 60 * 24;
 constexpr int kConnectTimeoutMs = 2000;
 constexpr std::int64_t kSendWaitMs = 1000;  // for room in the socket while the peer is connected
-constexpr std::int64_t kHelloEveryMs = 50;  // while the peer loads
+constexpr std::int64_t kAgainMs = 20;  // between two questions to a peer that loads or is not there
 constexpr std::size_t kMaxStoredReplies = 65536;  // of one call, while others are waited for
 
 std::uint64_t random_call_id() {
     std::random_device device;
     return (std::uint64_t{device()} << 16U) | 1U;
 }
+
+constexpr const char* kRepeat = "the request can be repeated when it is back";
+constexpr const char* kNobody = "does not answer: nobody listens there";
 
 /// Waiting for the other end of a reply or of a connection.
 struct Call {
@@ -55,25 +58,16 @@ class Channel::Impl {
 
     Result<msg::Announcement> hello(const std::vector<msg::SegmentProbe>& probes,
                                     Deadline deadline) {
+        pump();
         greeted_ = false;
-        reset_if_lost();
         std::optional<msg::Pong> last;
         while (true) {
             Result<msg::Announcement> answer = ask<msg::Announcement>(msg::Hello{probes}, deadline);
-            if (!answer.has_value()) {
-                // A peer that went away between two questions may come back before the deadline.
-                if (answer.error().code == ErrorCode::unavailable && !deadline.expired()) {
-                    reset_if_lost();
-                    pause(deadline);
-                    continue;
-                }
-                if (last) return not_ready(*last);
-                return std::move(answer).error();
-            }
+            if (!answer.has_value())
+                return last && deadline.expired() ? not_ready(*last) : std::move(answer).error();
             if (answer->state == msg::State::ready) {
                 greeted_ = true;
                 instance_ = answer->instance;
-                lost_reason_.clear();
                 return answer;
             }
             Result<msg::Pong> pong = ask<msg::Pong>(msg::Ping{}, deadline);
@@ -86,7 +80,6 @@ class Channel::Impl {
 
     Result<msg::Pong> ping(Deadline deadline) {
         pump();
-        reset_if_lost();
         return ask<msg::Pong>(msg::Ping{}, deadline);
     }
 
@@ -143,8 +136,7 @@ class Channel::Impl {
         if (lost_reason_.empty())
             return {ErrorCode::unavailable,
                     where() + " has not been greeted before " + std::string(request), "say hello"};
-        return {ErrorCode::unavailable, where() + " " + lost_reason_,
-                "the request can be repeated when it is back"};
+        return {ErrorCode::unavailable, where() + " " + lost_reason_, kRepeat};
     }
 
     Error not_ready(const msg::Pong& pong) const {
@@ -161,35 +153,54 @@ class Channel::Impl {
 
     // ---- the socket -------------------------------------------------------------------------
 
+    /// A new socket if there is none that works. One socket serves one connection: ZeroMQ's own
+    /// reconnecting would hand what is still unsent to the peer's successor, and with ZMQ_IMMEDIATE
+    /// it would throw away replies that have arrived.
     void open() {
+        if (socket_ && !broken_) return;
+        close();
+        broken_ = false;
         socket_ = std::make_unique<ZmqSocket>(context_, ZMQ_DEALER);
-        // Only completed connections take messages: none waits for a peer that is not there, to
-        // surprise the next one.
-        socket_->set(ZMQ_IMMEDIATE, 1);
-        socket_->set(ZMQ_RECONNECT_IVL, kReconnectMs);
+        socket_->set(ZMQ_RECONNECT_IVL, kNeverMs);
         socket_->set(ZMQ_CONNECT_TIMEOUT, kConnectTimeoutMs);
-        socket_->set(ZMQ_IPV6, 1);
+        if (options_.endpoint.find('[') != std::string::npos) socket_->set(ZMQ_IPV6, 1);
         socket_->set_max_message_bytes(options_.max_message_bytes);
         const std::string name = "inproc://monitor-" + std::to_string(++n_monitors_);
-        ::zmq_socket_monitor(socket_->get(), name.c_str(), ZMQ_EVENT_DISCONNECTED);
+        ::zmq_socket_monitor(socket_->get(), name.c_str(),
+                             ZMQ_EVENT_CONNECTED | ZMQ_EVENT_DISCONNECTED |
+                                 ZMQ_EVENT_CONNECT_RETRIED | ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL |
+                                 ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL |
+                                 ZMQ_EVENT_HANDSHAKE_FAILED_AUTH);
         monitor_ = std::make_unique<ZmqSocket>(context_, ZMQ_PAIR);
         monitor_->connect(name);
+        connected_ = false;
         socket_->connect(options_.endpoint);
         heard_at_ = Clock::now();
     }
 
     void close() {
         if (!socket_) return;
+        // Last words are for a peer that is there.
+        if (broken_ || !connected_) socket_->set(ZMQ_LINGER, 0);
         ::zmq_socket_monitor(socket_->get(), nullptr, 0);
         monitor_.reset();
         socket_.reset();
     }
 
-    void reset_if_lost() {
-        if (socket_ && !broken_) return;
-        close();
-        broken_ = false;
-        open();
+    /// Why the connection ended, if it did.
+    std::optional<std::string> read_events() {
+        std::optional<std::string> ended;
+        while (std::optional<std::vector<msg::Bytes>> frames = monitor_->receive()) {
+            std::uint16_t event = 0;
+            std::memcpy(&event, (*frames)[0].data(), sizeof(event));
+            if (event == ZMQ_EVENT_CONNECTED)
+                connected_ = true;
+            else if (!ended)  // the first one is the cause: the end of a connection is followed by
+                ended = event == ZMQ_EVENT_CONNECT_RETRIED ? kNobody  // a plan to connect again
+                        : event == ZMQ_EVENT_DISCONNECTED  ? "has closed the connection"
+                                                           : "does not speak this protocol";
+        }
+        return ended;
     }
 
     /// Ends every outstanding call. The socket is given up as well, with all that it still holds.
@@ -209,11 +220,11 @@ class Channel::Impl {
     void pump() {
         last_pump_ = Clock::now();
         if (!socket_ || broken_) return;
-        // The event first: what came before the end of the connection is then still read below.
-        const bool disconnected = monitor_->receive().has_value();
+        // The events first: what came before the end of the connection is then still read below.
+        const std::optional<std::string> ended = read_events();
         while (std::optional<std::vector<msg::Bytes>> frames = socket_->receive())
             dispatch(std::move(*frames));
-        if (disconnected && !broken_) lose("has closed the connection");
+        if (ended && !broken_) lose(*ended);
     }
 
     void wait(Deadline deadline, short events) {
@@ -225,41 +236,52 @@ class Channel::Impl {
     }
 
     void pause(Deadline deadline) {
-        ::zmq_poll(nullptr, 0, deadline.min(Deadline::after_ms(kHelloEveryMs)).remaining_ms());
+        ::zmq_poll(nullptr, 0, deadline.min(Deadline::after_ms(kAgainMs)).remaining_ms());
     }
 
     // ---- questions and answers --------------------------------------------------------------
 
-    /// Hands a message to the socket, waiting for the connection or for room until `deadline`.
+    /// Hands a message to the socket, waiting for room until `deadline`.
     Result<std::uint64_t> put(msg::Body body, std::vector<msg::Bytes> frames, Deadline deadline) {
         const std::uint64_t call_id = next_call_id_++;
         const std::string name(msg::name_of(body));
         msg::Bytes envelope = msg::encode({options_.run_id, call_id, std::move(body)});
-        const bool greeted_before = greeted_;
         while (socket_->send({}, envelope, frames) != SendOutcome::sent) {
             if (deadline.expired())
                 return Error{ErrorCode::unavailable,
-                             greeted_before ? where() + " does not take " + name +
-                                                  ": the queue towards it is full"
-                                            : where() + " does not answer: nobody is connected",
-                             greeted_before ? "it may be overloaded; ask again later"
-                                            : "check that it runs and that the endpoint is right"};
+                             where() + " does not take " + name + ": the queue towards it is full",
+                             "it may be overloaded; ask again later"};
             wait(deadline, ZMQ_POLLOUT);
             pump();
-            if (greeted_before && !greeted_) return not_greeted(name);
-            if (broken_) reset_if_lost();
+            if (broken_)
+                return Error{ErrorCode::unavailable, where() + " " + lost_reason_, kRepeat};
         }
         calls_[call_id].name = name;
         return call_id;
     }
 
-    /// One question of control, asked of whoever is connected.
+    /// One question of control, repeated to whoever comes until the deadline.
     template <typename T>
-    Result<T> ask(msg::Body body, Deadline deadline) {
-        ASSIGN_OR_RETURN(std::uint64_t call_id, put(std::move(body), {}, deadline));
+    Result<T> ask(const msg::Body& body, Deadline deadline) {
+        while (true) {
+            open();
+            Result<Reply> reply = ask_once(body, deadline);
+            // A connection that ended is no answer; a Failure, of whatever code, is one.
+            if (reply.has_value() || (!broken_ && connected_))
+                return expect<T>(std::move(reply), where());
+            if (deadline.expired())
+                return Error{ErrorCode::unavailable,
+                             where() + " " + (broken_ ? lost_reason_ : kNobody),
+                             "check that it runs and that the endpoint is right"};
+            if (broken_) pause(deadline);
+        }
+    }
+
+    Result<Reply> ask_once(const msg::Body& body, Deadline deadline) {
+        ASSIGN_OR_RETURN(std::uint64_t call_id, put(body, {}, deadline));
         Result<Reply> reply = receive(call_id, deadline, false);
         forget(call_id);
-        return expect<T>(std::move(reply), where());
+        return reply;
     }
 
     Result<Reply> deliver(Calls::iterator found, bool more) {
@@ -323,8 +345,9 @@ class Channel::Impl {
     std::unique_ptr<ZmqSocket> monitor_;
     std::uint64_t n_monitors_ = 0;
     bool greeted_ = false;       // hello was answered by the instance that is connected
-    bool broken_ = false;        // the socket is to be replaced before it is used again
-    std::string lost_reason_;    // why a greeted peer is not greeted any more
+    bool broken_ = false;        // the socket's connection has ended: replace it before use
+    bool connected_ = false;     // the socket has met somebody
+    std::string lost_reason_;    // why the last connection ended
     std::string failure_named_;  // by the Failure that is being delivered
     std::string failed_service_;
     std::uint64_t instance_ = 0;

@@ -81,7 +81,7 @@ Status ServerImpl::bind() {
     context_ = std::make_unique<ZmqContext>();
     socket_ = std::make_unique<ZmqSocket>(*context_, ZMQ_ROUTER);
     socket_->set(ZMQ_ROUTER_MANDATORY, 1);  // else replies to clients that left vanish unseen
-    socket_->set(ZMQ_IPV6, 1);
+    if (endpoint_.host.find(':') != std::string::npos) socket_->set(ZMQ_IPV6, 1);
     socket_->set_max_message_bytes(options_.max_message_bytes);
     std::string address = endpoint_.text;
     if (endpoint_.kind == Endpoint::Kind::ipc)
