@@ -16,7 +16,7 @@ struct Encoded {
 
 struct RenderChat {
   json @0 :Data;              # object: messages, tools, tool_choice, thinking_effort,
-                              # response_format, add_generation_prompt (docs/protocol.md)
+                              # response_format, add_generation_prompt (docs/chat.md)
 }
 
 struct RenderedChat {
