@@ -9,20 +9,18 @@ namespace k3::tokenizer {
 
 namespace {
 
-// What the pattern asks about a character.
-enum Class : std::uint8_t {
-    kHan = 1U << 0U,      // \p{Han}, the Script property (not Script_Extensions)
-    kLetter = 1U << 1U,   // \p{L}
-    kNumber = 1U << 2U,   // \p{N}
-    kSpace = 1U << 3U,    // \s: White_Space
-    kNewline = 1U << 4U,  // \r or \n
-    kUpper = 1U << 5U,    // [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]
-    kLower = 1U << 6U,    // [\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]
-};
+// What the pattern asks about a character, as bits.
+constexpr unsigned kHan = 1U << 0U;      // \p{Han}: the Script property, not Script_Extensions
+constexpr unsigned kLetter = 1U << 1U;   // \p{L}
+constexpr unsigned kNumber = 1U << 2U;   // \p{N}
+constexpr unsigned kSpace = 1U << 3U;    // \s: White_Space
+constexpr unsigned kNewline = 1U << 4U;  // \r or \n
+constexpr unsigned kUpper = 1U << 5U;    // [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]
+constexpr unsigned kLower = 1U << 6U;    // [\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]
 
 std::uint8_t classify(char32_t code_point) {
     auto c = static_cast<UChar32>(code_point);
-    std::uint8_t classes = 0;
+    unsigned classes = 0;
     UErrorCode failure = U_ZERO_ERROR;
     bool han = uscript_getScript(c, &failure) == USCRIPT_HAN;
     if (han) classes |= kHan;
@@ -35,7 +33,7 @@ std::uint8_t classify(char32_t code_point) {
     constexpr std::uint32_t kCaseless = U_GC_LM_MASK | U_GC_LO_MASK | U_GC_M_MASK;
     if (!han && (category & (U_GC_LU_MASK | U_GC_LT_MASK | kCaseless)) != 0) classes |= kUpper;
     if (!han && (category & (U_GC_LL_MASK | kCaseless)) != 0) classes |= kLower;
-    return classes;
+    return static_cast<std::uint8_t>(classes);
 }
 
 /// Python's str.isspace(), which the released code uses for runs: White_Space and four separators.

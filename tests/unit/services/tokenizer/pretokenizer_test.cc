@@ -142,3 +142,15 @@ TEST_CASE("nothing is lost between pieces or stretches") {
     CHECK(cut_long_text(test::repeat("ab ", 200'000)).size() == 2);
     CHECK(cut_long_text("").empty());
 }
+
+TEST_CASE("a run of separators counts as white space where long text is cut") {
+    // U+001C to U+001F are not White_Space, so the pattern sees them as punctuation; the released
+    // code counts runs by another definition, which includes them.
+    std::string mixed = test::repeat("\x1C ", kMaxRunCharacters / 2) + "\x1F";
+    CHECK(cut_long_text(mixed).size() == 2);
+    CHECK(cut_long_text(test::repeat("\x1C"
+                                     "a",
+                                     kMaxRunCharacters))
+              .size() == 1);
+    CHECK(cut_long_text(test::repeat("\xE3\x80\x80", kMaxRunCharacters) + "a").size() == 1);
+}
