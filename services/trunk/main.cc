@@ -131,6 +131,18 @@ std::unique_ptr<transport::Arena> make_arena(const TrunkSettings& settings, cons
     return nullptr;
 }
 
+/// The weights stay in memory, so a stage that is too large is refused before it is read.
+Status check_memory(const model::ModelConfig& config, LayerRange range) {
+    const std::uint64_t need = RamWeights::bytes_to_load(config, range);
+    ASSIGN_OR_RETURN(const AvailableMemory available, available_memory());
+    if (need <= available.bytes) return Status::ok();
+    return Error{ErrorCode::resource_exhausted,
+                 "layers " + std::to_string(range.first) + "-" + std::to_string(range.end() - 1) +
+                     " of " + config.name + " need " + format_bytes(need) + " of memory, but " +
+                     format_bytes(available.bytes) + " are left (" + available.limited_by + ")",
+                 "give this stage fewer layers with --layers, and the others to further stages"};
+}
+
 Result<std::uint64_t> session_budget(const TrunkSettings& settings) {
     ASSIGN_OR_RETURN(const AvailableMemory available, available_memory());
     if (settings.session_bytes == 0) return available.bytes / 4;
@@ -147,6 +159,8 @@ Status build(const TrunkSettings& settings, transport::Server& server, Parts& pa
     parts.model.config.mla.lora_norm_eps = static_cast<float>(settings.mla_norm_eps);
     const model::ModelConfig& config = parts.model.config;
     ASSIGN_OR_RETURN(const LayerRange range, parse_layers(settings.layers, config));
+
+    RETURN_IF_ERROR(check_memory(config, range));
 
     std::atomic<bool> gave_up{false};
     ExpertClient::Options client;

@@ -18,16 +18,6 @@ std::uint64_t bytes_of(const model::TensorSpec& spec) {
     return bytes;
 }
 
-std::uint64_t bytes_to_load(const model::ModelConfig& config, LayerRange range) {
-    std::uint64_t total = 0;
-    for (std::uint32_t layer = range.first; layer < range.end(); ++layer)
-        for (const auto& spec : model::trunk_layer_tensors(config, layer)) total += bytes_of(spec);
-    for (const auto& spec : model::model_level_tensors(config))
-        if (spec.name == kEmbedding ? range.is_first() : range.is_last(config))
-            total += bytes_of(spec);
-    return total;
-}
-
 /// Reports before each part and adds its bytes after it.
 class Reporter {
   public:
@@ -47,6 +37,16 @@ class Reporter {
 };
 
 }  // namespace
+
+std::uint64_t RamWeights::bytes_to_load(const model::ModelConfig& config, LayerRange range) {
+    std::uint64_t total = 0;
+    for (std::uint32_t layer = range.first; layer < range.end(); ++layer)
+        for (const auto& spec : model::trunk_layer_tensors(config, layer)) total += bytes_of(spec);
+    for (const auto& spec : model::model_level_tensors(config))
+        if (spec.name == kEmbedding ? range.is_first() : range.is_last(config))
+            total += bytes_of(spec);
+    return total;
+}
 
 Result<std::unique_ptr<RamWeights>> RamWeights::load(const storage::Checkpoint& checkpoint,
                                                      const model::ModelConfig& config,

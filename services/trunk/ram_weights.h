@@ -24,6 +24,9 @@ class RamWeights final : public WeightSource {
     using Progress = std::function<bool(std::uint64_t done_bytes, std::uint64_t total_bytes,
                                         const std::string& what)>;
 
+    /// Bytes of the tensors that load() reads.
+    static std::uint64_t bytes_to_load(const model::ModelConfig& config, LayerRange range);
+
     /// Errors: not_found or incompatible (a tensor is absent or has another type or shape), io,
     /// corrupt, resource_exhausted, cancelled.
     static Result<std::unique_ptr<RamWeights>> load(const storage::Checkpoint& checkpoint,
