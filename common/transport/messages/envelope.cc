@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::size_t kMinFrameBytes = 16;  // an empty frame would read as an all-default message
 
-constexpr std::array<std::string_view, std::variant_size_v<Body>> kNames = {
+constexpr std::array<std::string_view, std::variant_size_v<BodyVariant>> kNames = {
     "Failure",       "Hello",       "Announcement",    "Ping",       "Pong",
     "GetStatistics", "Statistics",  "Shutdown",        "Done",       "Encode",
     "Encoded",       "RenderChat",  "RenderedChat",    "Decode",     "Decoded",
@@ -111,6 +111,13 @@ Result<Envelope> decode_words(kj::ArrayPtr<const capnp::word> words, std::uint64
 }
 
 }  // namespace
+
+Body::Body() = default;
+Body::Body(const Body&) = default;
+Body::Body(Body&&) noexcept = default;
+Body& Body::operator=(const Body&) = default;
+Body& Body::operator=(Body&&) noexcept = default;
+Body::~Body() = default;
 
 std::string_view name_of(const Body& body) noexcept { return kNames[body.index()]; }
 
