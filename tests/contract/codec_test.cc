@@ -97,7 +97,7 @@ TEST_CASE("every kind of message has a sample, and comes back as it was") {
         CHECK(hint == sample.envelope.call_id);
         CHECK(*back == sample.envelope);
     }
-    CHECK(kinds.size() == std::variant_size_v<msg::Body>);
+    CHECK(kinds.size() == std::variant_size_v<msg::BodyVariant>);
 }
 
 TEST_CASE("released messages keep their bytes and their meaning") {
