@@ -1,11 +1,8 @@
 #include "tests/unit/services/trunk/fake_expert_server.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <filesystem>
 
 #include "common/model/placement.h"
 #include "common/transport/tensor_io.h"
@@ -23,21 +20,6 @@ T must(Result<T> result) {
 }
 
 }  // namespace
-
-SocketDirectory::SocketDirectory() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "k3-trunk-XXXXXX").string();
-    K3_CHECK(::mkdtemp(pattern.data()) != nullptr, pattern);
-    path_ = pattern;
-}
-
-SocketDirectory::~SocketDirectory() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-}
-
-std::string SocketDirectory::endpoint(const std::string& name) const {
-    return "ipc://" + path_ + "/" + name + ".sock";
-}
 
 FakeExpertServer::FakeExpertServer(const model::Model& model, Options options)
     : model_(model), options_(std::move(options)) {

@@ -13,20 +13,19 @@
 #include "common/model/load.h"
 #include "common/transport/arena.h"
 #include "common/transport/server.h"
+#include "tests/support/checkpoint_copy.h"
 
 namespace k3::test {
 
-/// A directory for sockets that goes away with the test.
+/// Endpoints in a directory that goes away with the test.
 class SocketDirectory {
   public:
-    SocketDirectory();
-    ~SocketDirectory();
-    SocketDirectory(const SocketDirectory&) = delete;
-    SocketDirectory& operator=(const SocketDirectory&) = delete;
-    std::string endpoint(const std::string& name) const;
+    std::string endpoint(const std::string& name) const {
+        return "ipc://" + (folder_.path() / (name + ".sock")).string();
+    }
 
   private:
-    std::string path_;
+    TempDir folder_;
 };
 
 class FakeExpertServer {
