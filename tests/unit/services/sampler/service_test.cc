@@ -14,6 +14,7 @@
 #include "common/transport/channel.h"
 #include "common/transport/tensor_io.h"
 #include "tests/support/fake_stages.h"
+#include "tests/support/message_fuzzer.h"
 
 namespace k3::sampler {
 
@@ -58,6 +59,8 @@ class Fixture {
             channel->call(std::move(sample), std::move(frames), Deadline::after_ms(10000)),
             "sampler");
     }
+
+    std::string endpoint() const { return dir_.endpoint("sampler"); }
 
     std::unique_ptr<transport::Channel> channel;
     msg::Announcement announced;
@@ -252,6 +255,30 @@ TEST_CASE("a call is refused with the name of what is wrong") {
     CHECK(other.error().code == ErrorCode::unsupported);
     CHECK(contains(other.error().message, "Decode"));
     CHECK(ask(fixture, good));
+}
+
+TEST_CASE("thousands of damaged messages do not stop the sampler") {
+    Fixture fixture;
+    const Batch b = batch(4, 40);
+    const auto before = ask(fixture, b);
+    REQUIRE(before);
+
+    test::FuzzOptions options;
+    options.endpoint = fixture.endpoint();
+    std::vector<msg::Bytes> frames;
+    const msg::Sample sample = message(b, nullptr, frames);
+    options.requests.push_back({sample, frames});
+    msg::Sample by_reference = sample;
+    by_reference.logits.payload = msg::ShmPayload{"/k3-0-nobody-1", 4096, 640, 2};
+    options.requests.push_back({by_reference, {}});
+    const test::FuzzReport report = test::fuzz_service(options);
+    CHECK_MESSAGE(report.alive, report.problem);
+    CHECK(report.n_sent == 2000);
+    CHECK(report.n_failures > 500);
+
+    const auto after = ask(fixture, b);
+    REQUIRE(after);
+    for (std::size_t i = 0; i < b.rows.size(); ++i) CHECK(same(before->rows[i], after->rows[i]));
 }
 
 TEST_CASE("a vocabulary of the released size is sampled") {
