@@ -286,6 +286,8 @@ TEST_CASE("the nearest name is near enough or none") {
     CHECK(nearest_name("theads", names) == "threads");
     CHECK(nearest_name("lisen", names) == "listen");
     CHECK(nearest_name("nmae", names) == "name");
+    CHECK(nearest_name("naem", names) == "name");
+    CHECK(nearest_name("rnu", std::vector<std::string>{"run", "up"}) == "run");
     CHECK(nearest_name("cachebytes", names) == "cache_bytes");
     CHECK(nearest_name("qqqqqq", names).empty());
     CHECK(nearest_name("na", names).empty());  // half of so short a word is one edit

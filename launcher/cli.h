@@ -1,0 +1,84 @@
+#pragma once
+// The command line of k3pipe, parsed into plain structs. The only file that knows CLI11 is cli.cc.
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "common/base/result.h"
+#include "common/transport/messages/sampler.h"
+
+namespace k3::launcher {
+
+struct UpCommand {
+    std::filesystem::path config;  // empty: the shipped demo.toml
+    std::string name;              // empty: the file's
+    std::filesystem::path run_dir;
+    bool verbose = false;
+};
+
+enum class Effort { off, low, high, max };
+
+struct RunCommand {
+    std::filesystem::path config;
+    std::filesystem::path run_dir;
+    bool verbose = false;
+
+    // What is asked: exactly one of these four.
+    std::optional<std::string> prompt;                 // -p
+    std::optional<std::filesystem::path> prompt_file;  // -f; "-" is standard input
+    std::optional<std::string> ids;                    // --ids 1,2,3
+    std::optional<std::filesystem::path> messages;     // --messages FILE.json
+
+    bool chat = false;  // prompt or file is one user message
+    Effort effort = Effort::off;
+    bool special = false;  // text that spells a special token is one
+
+    msg::SamplingParams params;  // temperature 0 unless the user asked for sampling
+    bool greedy = true;
+    bool seed_given = false;
+    std::uint32_t max_tokens = 256;
+    std::vector<std::string> stops;
+    bool ignore_eos = false;
+    std::uint32_t n_logprobs = 0;
+
+    bool json = false;
+    bool raw = false;  // chat: the markers of the chat format too
+    std::filesystem::path logits_out;
+    bool prompt_logits = false;
+
+    bool attach = false;      // to a running pipeline
+    std::string attach_name;  // empty: the only one
+    std::string gateway;      // an endpoint instead
+};
+
+struct StatusCommand {
+    std::string name;  // empty: all
+    std::filesystem::path run_dir;
+    bool json = false;
+};
+
+struct DownCommand {
+    std::string name;  // empty: the only one
+    std::filesystem::path run_dir;
+};
+
+struct PlanCommand {
+    std::filesystem::path config;
+    std::string name;
+    std::filesystem::path run_dir;
+};
+
+/// Nothing left to do: help or the version has been printed.
+struct NothingCommand {};
+
+using CommandLine =
+    std::variant<NothingCommand, UpCommand, RunCommand, StatusCommand, DownCommand, PlanCommand>;
+
+/// Error: invalid_argument, with the nearest verb or flag where there is one.
+Result<CommandLine> parse_command_line(int argc, const char* const* argv);
+
+}  // namespace k3::launcher

@@ -1,0 +1,244 @@
+// `k3pipe run`: one request, through a pipeline of its own or one that runs.
+
+#include <fmt/format.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <charconv>
+#include <cstring>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+#include <random>
+#include <thread>
+
+#include "launcher/commands.h"
+#include "launcher/gateway_client.h"
+#include "launcher/run_output.h"
+#include "launcher/session.h"
+
+namespace k3::launcher {
+
+namespace {
+
+Result<std::string> read_all(const std::filesystem::path& path) {
+    if (path == "-") return std::string(std::istreambuf_iterator<char>(std::cin), {});
+    std::ifstream file(path, std::ios::binary);
+    std::string text(std::istreambuf_iterator<char>(file), {});
+    std::error_code code;
+    if (file && !std::filesystem::is_directory(path, code)) return text;
+    return Error{ErrorCode::invalid_argument,
+                 fmt::format("cannot read {}: {}", path.string(),
+                             std::filesystem::exists(path, code) ? "not a readable file"
+                                                                 : "it does not exist"),
+                 "check the path"};
+}
+
+Result<std::vector<std::uint32_t>> parse_ids(std::string_view text) {
+    std::vector<std::uint32_t> ids;
+    while (!text.empty()) {
+        std::size_t end = std::min(text.find(','), text.size());
+        std::string_view word = text.substr(0, end);
+        while (!word.empty() && word.front() == ' ') word.remove_prefix(1);
+        while (!word.empty() && word.back() == ' ') word.remove_suffix(1);
+        std::uint32_t id = 0;
+        auto [stop, code] = std::from_chars(word.data(), word.data() + word.size(), id);
+        if (code != std::errc{} || stop != word.data() + word.size())
+            return Error{
+                ErrorCode::invalid_argument,
+                fmt::format("--ids: '{}' (number {}) is not a token id", word, ids.size() + 1),
+                "write whole numbers with commas between them: 1,2,3"};
+        ids.push_back(id);
+        text.remove_prefix(std::min(end + 1, text.size()));
+    }
+    return ids;
+}
+
+std::string effort_text(Effort effort) {
+    switch (effort) {
+        case Effort::off:
+            return "";
+        case Effort::low:
+            return "low";
+        case Effort::high:
+            return "high";
+        case Effort::max:
+            return "max";
+    }
+    return "";
+}
+
+/// The request, and what the text output needs to know about its prompt.
+struct Prepared {
+    msg::Submit submit;
+    std::string echo;
+    std::optional<std::string> channel;
+};
+
+Result<Prepared> prepare(const RunCommand& command) {
+    Prepared prepared;
+    msg::Submit& submit = prepared.submit;
+    if (command.ids.has_value()) {
+        ASSIGN_OR_RETURN(std::vector<std::uint32_t> ids, parse_ids(*command.ids));
+        submit.input = msg::IdsInput{std::move(ids)};
+    } else if (command.messages.has_value()) {
+        ASSIGN_OR_RETURN(std::string text, read_all(*command.messages));
+        ASSIGN_OR_RETURN(std::string chat, chat_of_json(text, effort_text(command.effort),
+                                                        command.messages->string()));
+        prepared.channel = opened_channel(chat);
+        submit.input = msg::ChatInput{std::move(chat)};
+    } else {
+        std::string text;
+        if (command.prompt.has_value()) {
+            text = *command.prompt;
+        } else {
+            ASSIGN_OR_RETURN(text, read_all(*command.prompt_file));
+        }
+        if (command.chat) {
+            ASSIGN_OR_RETURN(std::string chat, chat_of_text(text, effort_text(command.effort)));
+            prepared.channel = opened_channel(chat);
+            submit.input = msg::ChatInput{std::move(chat)};
+        } else {
+            prepared.echo = text;
+            submit.input = msg::TextInput{std::move(text)};
+            submit.recognise_specials = command.special;
+        }
+    }
+    submit.params = command.params;
+    submit.max_tokens = command.max_tokens;
+    submit.stop_strings = command.stops;
+    submit.ignore_eos = command.ignore_eos;
+    submit.n_logprobs = command.n_logprobs;
+    if (!command.logits_out.empty())
+        submit.want_logits =
+            command.prompt_logits ? msg::WantLogits::all : msg::WantLogits::generated;
+    return prepared;
+}
+
+void say_how_tokens_are_chosen(const RunCommand& command, msg::Submit* submit,
+                               const EventLog& events) {
+    if (command.greedy) {
+        events.important("greedy: always the likeliest token (--temperature 1 samples)");
+        return;
+    }
+    if (!command.seed_given) submit->params.seed = std::random_device{}();
+    events.important(fmt::format("sampling with temperature {:g} and seed {}",
+                                 submit->params.temperature, submit->params.seed));
+}
+
+void say_how_it_ended(const msg::Finished& finished, const RunCommand& command,
+                      const EventLog& events) {
+    std::string why;
+    switch (finished.reason) {
+        case msg::FinishReason::stop_id:
+            why = fmt::format("the model ended it (id {})", finished.stop_id);
+            break;
+        case msg::FinishReason::stop_string:
+            why = fmt::format("stop string '{}'", finished.stop_string);
+            break;
+        case msg::FinishReason::max_tokens:
+            why = fmt::format("--max-tokens {} reached", command.max_tokens);
+            break;
+        case msg::FinishReason::context_full:
+            why = "the context is full";
+            break;
+        case msg::FinishReason::cancelled:
+            why = "cancelled";
+            break;
+    }
+    double decode_s = static_cast<double>(finished.decode_ns) / 1e9;
+    events.important(fmt::format(
+        "{}; prompt {} tokens in {:.3f} s, answer {} tokens in {:.3f} s{}", why, finished.n_prompt,
+        static_cast<double>(finished.prefill_ns) / 1e9, finished.n_generated, decode_s,
+        decode_s > 0 ? fmt::format(" ({:.1f}/s)", finished.n_generated / decode_s) : ""));
+}
+
+/// Submits through the gateway at `endpoint` and prints what comes. Returns the exit code.
+int generate(const RunCommand& command, Prepared prepared, const std::string& endpoint,
+             std::uint64_t run_id, const EventLog& events, const std::function<bool()>& give_up) {
+    std::unique_ptr<LogitsFile> logits;
+    if (!command.logits_out.empty()) {
+        auto created = LogitsFile::create(command.logits_out);
+        if (!created.has_value()) return report(created.error());
+        logits = *std::move(created);
+    }
+    auto client = GatewayClient::connect(endpoint, run_id, Deadline::after_ms(5000));
+    if (!client.has_value()) return report(client.error());
+    say_how_tokens_are_chosen(command, &prepared.submit, events);
+
+    bool terminal = ::isatty(STDOUT_FILENO) != 0;
+    TextOutput text({terminal ? prepared.echo : "", command.raw ? std::nullopt : prepared.channel,
+                     logits.get(), terminal});
+    JsonOutput json(logits.get());
+    GenerationSink& sink = command.json ? static_cast<GenerationSink&>(json) : text;
+    auto finished = client->generate(prepared.submit, sink, give_up);
+    Status written = command.json ? Status::ok() : text.finish();
+    if (!finished.has_value()) {
+        if (command.json)
+            if (Status told = json.error(finished.error()); !told) return report(told.error());
+        return report(finished.error());
+    }
+    if (command.json) written = json.finished(*finished);
+    if (written && logits != nullptr) written = logits->finish(client->facts().vocab_size);
+    if (!written) return report(written.error());
+    say_how_it_ended(*finished, command, events);
+    return finished->reason == msg::FinishReason::cancelled ? kExitInterrupted : kExitOk;
+}
+
+int run_attached(const RunCommand& command, Prepared prepared, const EventLog& events) {
+    std::string endpoint = command.gateway;
+    if (endpoint.empty()) {
+        auto running = find_running(command.run_dir, command.attach_name);
+        if (!running.has_value()) return report(running.error());
+        endpoint = running->gateway;
+    }
+    auto signals = take_stop_signals();
+    if (!signals.has_value()) return report(signals.error());
+    bool interrupted = false;
+    auto give_up = [&signals, &interrupted] {
+        signalfd_siginfo info = {};
+        interrupted = interrupted || ::read(signals->get(), &info, sizeof info) > 0;
+        return interrupted;
+    };
+    return generate(command, std::move(prepared), endpoint, 0, events, give_up);
+}
+
+int run_alone(const RunCommand& command, Prepared prepared, const EventLog& events) {
+    auto config = config_or_default(command.config);
+    if (!config.has_value()) return report(config.error());
+    Session::Options options;
+    options.config = *config;
+    options.run_dir = command.run_dir;
+    options.unique_name = true;
+    options.forward_errors = false;  // the request's error comes back with the request
+    auto opened = Session::open(options, events);
+    if (!opened.has_value()) return report(opened.error());
+    std::unique_ptr<Session> session = *std::move(opened);
+    Supervisor& supervisor = session->supervisor();
+    Outcome outcome;
+    std::thread loop([&] { outcome = supervisor.run(); });
+    Status ready = supervisor.wait_ready();
+    int code = kExitOk;
+    if (ready.has_value())
+        code = generate(command, std::move(prepared), session->gateway(), session->run_id(), events,
+                        [&supervisor] { return supervisor.stopping(); });
+    supervisor.request_stop();
+    loop.join();
+    session.reset();
+    if (!outcome.status.has_value()) return report(outcome.status.error());
+    if (outcome.interrupted) return kExitInterrupted;
+    return code;
+}
+
+}  // namespace
+
+int run(const RunCommand& command) {
+    EventLog events(command.verbose ? EventLog::Detail::verbose : EventLog::Detail::brief);
+    auto prepared = prepare(command);
+    if (!prepared.has_value()) return report(prepared.error());
+    if (command.attach || !command.gateway.empty())
+        return run_attached(command, *std::move(prepared), events);
+    return run_alone(command, *std::move(prepared), events);
+}
+
+}  // namespace k3::launcher

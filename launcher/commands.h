@@ -1,0 +1,29 @@
+#pragma once
+// The verbs of k3pipe. Each returns the exit code; docs/operating.md has the table.
+
+#include "launcher/cli.h"
+
+namespace k3::launcher {
+
+int up(const UpCommand& command);
+int run(const RunCommand& command);
+int status(const StatusCommand& command);
+int down(const DownCommand& command);
+int plan(const PlanCommand& command);
+
+/// Prints "k3pipe: <sentence>" on stderr and returns the exit code of the error.
+int report(const Error& error);
+
+/// The pipeline file to use: `given`, or the shipped demo.toml.
+Result<std::filesystem::path> config_or_default(const std::filesystem::path& given);
+
+/// The gateway of the running pipeline `name`, or of the only one.
+/// Errors: invalid_argument (several run, and none is named), unavailable (none runs).
+struct RunningPipeline {
+    std::string name;
+    std::string gateway;
+    std::int64_t pid = 0;
+};
+Result<RunningPipeline> find_running(const std::filesystem::path& run_dir, const std::string& name);
+
+}  // namespace k3::launcher

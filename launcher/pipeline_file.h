@@ -1,0 +1,78 @@
+#pragma once
+// The pipeline file: which stages a pipeline has, and what the launcher and the services are told.
+//
+// One TOML file describes one pipeline: [pipeline], and a table per stage. Some keys of a stage are
+// the launcher's own (binary, endpoint, wrap, listen, env, restart, terminal, name, count, model);
+// every other key is a setting of the service and is passed on as a flag, so a new setting of a
+// service needs no change here. docs/operating.md is the reference.
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "common/base/result.h"
+#include "common/transport/messages/control.h"
+
+namespace k3::launcher {
+
+/// A setting that the service is given: `cache_bytes = "1GiB"` becomes `--cache-bytes 1GiB`.
+struct ServiceSetting {
+    std::string name;                 // snake_case, as in the file
+    std::vector<std::string> values;  // several: the flag is repeated; none: a bare flag
+};
+
+enum class RestartPolicy { on_failure, never };
+
+struct StageSpec {
+    msg::ServiceKind kind = msg::ServiceKind::unknown;
+    std::string name;               // unique: "trunk", "experts-1"
+    std::uint32_t line = 0;         // of its table in the file; 0: not written, defaults apply
+    std::string binary;             // program or path; empty: k3-<kind> beside k3pipe
+    std::string endpoint;           // not empty: a process that already runs, not ours
+    std::vector<std::string> wrap;  // words in front of the command
+    std::string listen;             // empty: a socket in the run directory
+    std::filesystem::path model;    // empty: the pipeline's
+    std::vector<std::pair<std::string, std::string>> env;
+    RestartPolicy restart = RestartPolicy::on_failure;
+    bool terminal = false;  // it gets the launcher's terminal (a debugger)
+    std::vector<ServiceSetting> settings;
+
+    bool attached() const noexcept { return !endpoint.empty(); }
+    const ServiceSetting* find(std::string_view setting) const noexcept;
+};
+
+struct PipelineSpec {
+    std::filesystem::path file;
+    std::string name;               // of the run directory; [A-Za-z0-9_-], at most 40
+    std::filesystem::path model;    // checkpoint directory; empty if every stage is attached
+    std::filesystem::path run_dir;  // where run directories are made; empty: the default place
+    std::string payload = "shm";
+    std::string log_level = "info";
+    std::int64_t start_timeout_s = 120;  // without any progress
+    std::int64_t attach_timeout_ms = 2000;
+    std::int64_t max_restarts = 5;  // of one stage within restart_window_s
+    std::int64_t restart_window_s = 60;
+    std::vector<StageSpec> stages;  // tokenizer, sampler, experts, trunk in layer order, gateway
+
+    std::vector<const StageSpec*> of_kind(msg::ServiceKind kind) const;
+};
+
+/// Errors: not_found / io (file), invalid_argument (syntax, unknown table or key with the nearest
+/// known one, a wrong type or value); all name the file and the line.
+Result<PipelineSpec> load_pipeline(const std::filesystem::path& file);
+/// The same from text; relative paths in it are relative to the folder of `file`.
+Result<PipelineSpec> parse_pipeline(std::string_view text, const std::filesystem::path& file);
+
+/// Splits as a shell would: blanks separate, '..', ".." and \x quote. No expansion of any kind.
+/// Error: invalid_argument (an open quote).
+Result<std::vector<std::string>> split_words(std::string_view text);
+/// The inverse: one line to paste into a shell.
+std::string shell_line(const std::vector<std::string>& words);
+
+/// Legal as a pipeline or stage name: [A-Za-z0-9_-], 1 to 40 characters.
+bool is_legal_name(std::string_view name) noexcept;
+
+}  // namespace k3::launcher

@@ -1,0 +1,112 @@
+#include "launcher/session.h"
+
+#include <fmt/format.h>
+#include <signal.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <ctime>
+#include <random>
+
+#include "common/transport/arena.h"
+#include "launcher/stage_plan.h"
+
+namespace k3::launcher {
+
+std::uint64_t new_run_id() {
+    std::random_device device;
+    std::uint64_t id = (static_cast<std::uint64_t>(device()) << 32U) | device();
+    return id | (1ULL << 63U);  // so that every run id has the same number of digits
+}
+
+Result<Fd> take_stop_signals() {
+    ::signal(SIGPIPE, SIG_IGN);
+    ::signal(SIGTTOU, SIG_IGN);  // a debugger in front may own the terminal while we report
+    sigset_t stop;
+    ::sigemptyset(&stop);
+    for (int number : {SIGINT, SIGTERM, SIGHUP}) ::sigaddset(&stop, number);
+    ::pthread_sigmask(SIG_BLOCK, &stop, nullptr);
+    Fd fd(::signalfd(-1, &stop, SFD_CLOEXEC | SFD_NONBLOCK));
+    if (fd.valid()) return fd;
+    return Error{ErrorCode::io, fmt::format("cannot make a signalfd: {}", std::strerror(errno)),
+                 "raise the limit of open files (ulimit -n)"};
+}
+
+Result<std::unique_ptr<Session>> Session::open(const Options& options, const EventLog& events) {
+    ASSIGN_OR_RETURN(PipelineSpec spec, load_pipeline(options.config));
+    if (!options.name.empty() && !is_legal_name(options.name))
+        return Error{ErrorCode::invalid_argument,
+                     fmt::format("'{}' is not a legal pipeline name", options.name),
+                     "use letters, digits, - and _, at most 40"};
+    std::unique_ptr<Session> session(new Session());
+    RETURN_IF_ERROR(session->open_parts(options, spec, events));
+    return session;
+}
+
+Status Session::open_parts(const Options& options, const PipelineSpec& spec,
+                           const EventLog& events) {
+    std::string name = options.name.empty() ? spec.name : options.name;
+    if (options.unique_name) name += fmt::format("-{}", ::getpid());
+    std::filesystem::path base = run_base(options.run_dir.empty() ? spec.run_dir : options.run_dir);
+    run_id_ = new_run_id();
+    // Planned before anything is made: most mistakes in a file end here.
+    ASSIGN_OR_RETURN(PipelinePlan plan, make_plan(spec, base / name, run_id_));
+    plan.name = name;
+    // From here on a Ctrl-C waits until the supervisor reads it, so nothing is left half made.
+    ASSIGN_OR_RETURN(signals_, take_stop_signals());
+    ASSIGN_OR_RETURN(directory_, RunDirectory::acquire(base, name));
+    for (const std::string& dead : sweep_dead_runs(base))
+        events.normal(fmt::format("swept the run directory of {}, which is dead", dead));
+    for (const std::string& segment : transport::sweep_dead_segments())
+        events.normal(fmt::format("swept the shared-memory segment {} of a dead process", segment));
+    record_.name = name;
+    record_.pid = ::getpid();
+    record_.run_id = fmt::format("{:x}", run_id_);
+    record_.file = spec.file.string();
+    record_.started_unix_s = std::time(nullptr);
+    record_.gateway = plan.gateway().endpoint;
+    record_.state = "starting";
+    RETURN_IF_ERROR(directory_->write(record_));
+    ASSIGN_OR_RETURN(janitor_,
+                     Janitor::start({directory_->path(), run_id_}, directory_->lock_fd()));
+    ASSIGN_OR_RETURN(starter_, make_local_starter());
+    announce(plan, events);
+    SupervisorOptions supervise;
+    supervise.start_timeout_ms = spec.start_timeout_s * 1000;
+    supervise.attach_timeout_ms = spec.attach_timeout_ms;
+    supervise.max_restarts = static_cast<std::size_t>(spec.max_restarts);
+    supervise.restart_window_ms = spec.restart_window_s * 1000;
+    supervise.forward_errors = options.forward_errors;
+    supervise.signal_fd = signals_.get();
+    auto on_change = [this, &events](const std::string& state,
+                                     const std::vector<StageRecord>& stages) {
+        record_.state = state;
+        record_.stages = stages;
+        if (Status wrote = directory_->write(record_); !wrote.has_value())
+            events.important(wrote.error().sentence());
+    };
+    ASSIGN_OR_RETURN(supervisor_, Supervisor::create(std::move(plan), supervise, *starter_,
+                                                     janitor_.get(), events, on_change));
+    return Status::ok();
+}
+
+void Session::announce(const PipelinePlan& plan, const EventLog& events) const {
+    std::size_t attached = plan.stages.size() - plan.n_owned();
+    events.important(fmt::format("starting pipeline '{}': {} process{}{}{}", plan.name,
+                                 plan.n_owned(), plan.n_owned() == 1 ? "" : "es",
+                                 attached == 0 ? "" : fmt::format(" and {} attached", attached),
+                                 plan.model.empty() ? "" : ", model " + plan.model.string()));
+}
+
+Session::~Session() {
+    supervisor_.reset();  // joins its threads
+    starter_.reset();     // closes the lifeline
+    // Segments of services that had to be killed; their owners are gone.
+    if (directory_ != nullptr) remove_segments(run_id_);
+    directory_.reset();
+    janitor_.reset();
+}
+
+}  // namespace k3::launcher

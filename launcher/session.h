@@ -1,0 +1,63 @@
+#pragma once
+// Everything that a running pipeline of ours needs around the supervisor: the run directory, the
+// janitor, the stop signals, the state file. Shared by `up` and `run`.
+
+#include <filesystem>
+#include <memory>
+#include <string>
+
+#include "common/base/fd.h"
+#include "common/base/result.h"
+#include "launcher/events.h"
+#include "launcher/janitor.h"
+#include "launcher/pipeline_file.h"
+#include "launcher/run_directory.h"
+#include "launcher/starter.h"
+#include "launcher/supervisor.h"
+
+namespace k3::launcher {
+
+/// Blocks SIGINT, SIGTERM and SIGHUP in this and all later threads and returns a signalfd for
+/// them; ignores SIGPIPE and SIGTTOU. Must come before any thread. Error: io.
+Result<Fd> take_stop_signals();
+
+class Session {
+  public:
+    struct Options {
+        std::filesystem::path config;
+        std::filesystem::path run_dir;  // from the command line; empty: as the file says
+        std::string name;               // empty: as the file says
+        bool unique_name = false;       // "<name>-<pid>": a pipeline of its own for one request
+        bool forward_errors = true;
+    };
+    /// Reads the file, takes the run directory, forks the janitor, plans. Starts no stage.
+    /// Must run while the process has one thread. `events` is borrowed.
+    static Result<std::unique_ptr<Session>> open(const Options& options, const EventLog& events);
+    ~Session();
+    Session(const Session&) = delete;
+    Session& operator=(const Session&) = delete;
+
+    Supervisor& supervisor() noexcept { return *supervisor_; }
+    const std::string& gateway() const noexcept { return record_.gateway; }
+    const std::string& name() const noexcept { return record_.name; }
+    std::uint64_t run_id() const noexcept { return run_id_; }
+
+  private:
+    Session() = default;
+    Status open_parts(const Options& options, const PipelineSpec& spec, const EventLog& events);
+    void announce(const PipelinePlan& plan, const EventLog& events) const;
+
+    // In the order of making; unmade backwards, the directory and its janitor last.
+    std::uint64_t run_id_ = 0;
+    std::unique_ptr<RunDirectory> directory_;
+    std::unique_ptr<Janitor> janitor_;
+    Fd signals_;
+    std::unique_ptr<ProcessStarter> starter_;
+    RunRecord record_;
+    std::unique_ptr<Supervisor> supervisor_;
+};
+
+/// Random, with 16 hex digits.
+std::uint64_t new_run_id();
+
+}  // namespace k3::launcher

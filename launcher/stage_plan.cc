@@ -1,0 +1,220 @@
+#include "launcher/stage_plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+
+#include "common/model/config.h"
+#include "launcher/paths.h"
+
+namespace k3::launcher {
+
+namespace fs = std::filesystem;
+using msg::ServiceKind;
+
+namespace {
+
+bool needs_model(ServiceKind kind) {
+    return kind == ServiceKind::tokenizer || kind == ServiceKind::experts ||
+           kind == ServiceKind::trunk;
+}
+
+std::string flag_of(std::string name) {
+    std::replace(name.begin(), name.end(), '_', '-');
+    return "--" + name;
+}
+
+Result<std::string> endpoint_of(const PipelineSpec& spec, const StageSpec& stage,
+                                const fs::path& run_directory) {
+    std::string endpoint = stage.attached() ? stage.endpoint : stage.listen;
+    if (endpoint.empty()) endpoint = "ipc://" + (run_directory / (stage.name + ".sock")).string();
+    if (!endpoint.starts_with("ipc://")) return endpoint;
+    std::string path = endpoint.substr(6);
+    if (path.size() <= kMaxSocketPath) return endpoint;
+    return Error{ErrorCode::invalid_argument,
+                 fmt::format("socket path {} of {} in {} has {} bytes, and the system allows {}",
+                             path, stage.name, spec.file.string(), path.size(), kMaxSocketPath),
+                 "set XDG_RUNTIME_DIR or run_dir to a shorter folder"};
+}
+
+Result<fs::path> model_of(const PipelineSpec& spec, const StageSpec& stage) {
+    if (!needs_model(stage.kind)) return fs::path();
+    fs::path model = stage.model.empty() ? spec.model : stage.model;
+    if (model.empty())
+        return Error{ErrorCode::invalid_argument,
+                     fmt::format("{}: {} needs a checkpoint and none is named", spec.file.string(),
+                                 stage.name),
+                     "set model = \"DIRECTORY\" in [pipeline]"};
+    std::error_code code;
+    if (!fs::is_directory(model, code))
+        return Error{ErrorCode::not_found,
+                     fmt::format("model directory {} of {} in {} {}", model.string(), stage.name,
+                                 spec.file.string(),
+                                 fs::exists(model, code) ? "is not a directory" : "does not exist"),
+                     "correct model in the pipeline file (relative paths start at its folder)"};
+    return model;
+}
+
+/// "0-4" for stage i of n, or what the file says. Empty on a single stage: all layers.
+Result<std::vector<std::string>> layer_ranges(const PipelineSpec& spec) {
+    std::vector<const StageSpec*> trunks = spec.of_kind(ServiceKind::trunk);
+    std::vector<std::string> ranges(trunks.size());
+    std::size_t owned = 0;
+    std::size_t given = 0;
+    for (const StageSpec* stage : trunks) {
+        owned += stage->attached() ? 0 : 1;
+        given += stage->find("layers") != nullptr ? 1 : 0;
+    }
+    if (trunks.size() == 1 || given == owned) return ranges;
+    if (given != 0 || owned != trunks.size())
+        return Error{ErrorCode::invalid_argument,
+                     fmt::format("{}: {} of {} trunk stages have no layers", spec.file.string(),
+                                 owned - given, trunks.size()),
+                     "give layers = \"A-B\" to every trunk started here, or to none"};
+    ASSIGN_OR_RETURN(fs::path model, model_of(spec, *trunks.front()));
+    ASSIGN_OR_RETURN(model::ModelConfig config, model::load_config(model));
+    std::size_t n = trunks.size();
+    if (n > config.n_layers)
+        return Error{ErrorCode::invalid_argument,
+                     fmt::format("{}: {} trunk stages for the {} layers of {}", spec.file.string(),
+                                 n, config.n_layers, model.string()),
+                     "use fewer stages"};
+    for (std::size_t i = 0; i < n; ++i)
+        ranges[i] =
+            fmt::format("{}-{}", i * config.n_layers / n, (i + 1) * config.n_layers / n - 1);
+    return ranges;
+}
+
+Result<std::vector<std::string>> command_head(const StageSpec& stage) {
+    std::vector<std::string> argv;
+    if (!stage.wrap.empty()) {
+        ASSIGN_OR_RETURN(fs::path wrapper,
+                         find_program(stage.wrap.front(), "wrap of " + stage.name));
+        argv = stage.wrap;
+        argv.front() = wrapper.string();
+    }
+    std::string binary =
+        stage.binary.empty() ? "k3-" + std::string(to_string(stage.kind)) : stage.binary;
+    ASSIGN_OR_RETURN(fs::path program, find_program(binary, "binary of " + stage.name));
+    argv.push_back(program.string());
+    return argv;
+}
+
+void append_settings(const StagePlan& plan, std::vector<std::string>* argv) {
+    for (const ServiceSetting& setting : plan.settings) {
+        if (setting.values.empty()) argv->push_back(flag_of(setting.name));
+        for (const std::string& value : setting.values) {
+            argv->push_back(flag_of(setting.name));
+            argv->push_back(value);
+        }
+    }
+}
+
+class Planner {
+  public:
+    Planner(const PipelineSpec& spec, PipelinePlan& plan) : spec_(spec), plan_(plan) {}
+
+    Status run() {
+        ASSIGN_OR_RETURN(ranges_, layer_ranges(spec_));
+        for (const StageSpec& stage : spec_.stages) {
+            ASSIGN_OR_RETURN(std::string endpoint, endpoint_of(spec_, stage, plan_.run_directory));
+            RETURN_IF_ERROR(check_endpoint_is_free(stage, endpoint));
+            endpoints_[stage.kind].push_back(std::move(endpoint));
+        }
+        std::map<ServiceKind, std::size_t> next;
+        for (const StageSpec& stage : spec_.stages) {
+            std::size_t i = next[stage.kind]++;
+            StagePlan plan;
+            plan.kind = stage.kind;
+            plan.name = stage.name;
+            plan.endpoint = endpoints_[stage.kind][i];
+            plan.owned = !stage.attached();
+            if (plan.owned) RETURN_IF_ERROR(complete(stage, i, &plan));
+            plan_.stages.push_back(std::move(plan));
+        }
+        return Status::ok();
+    }
+
+  private:
+    Status check_endpoint_is_free(const StageSpec& stage, const std::string& endpoint) const {
+        for (const auto& [kind, endpoints] : endpoints_)
+            if (std::find(endpoints.begin(), endpoints.end(), endpoint) != endpoints.end())
+                return Error{ErrorCode::invalid_argument,
+                             fmt::format("{}:{}: {} has the same endpoint {} as a {} stage",
+                                         spec_.file.string(), stage.line, stage.name, endpoint,
+                                         to_string(kind)),
+                             "give every stage its own endpoint"};
+        return Status::ok();
+    }
+
+    Status complete(const StageSpec& stage, std::size_t index, StagePlan* plan) {
+        plan->env = stage.env;
+        plan->restart = stage.restart;
+        plan->wrapped = !stage.wrap.empty();
+        plan->terminal = stage.terminal;
+        plan->settings = stage.settings;
+        ASSIGN_OR_RETURN(plan->model, model_of(spec_, stage));
+        ASSIGN_OR_RETURN(std::vector<std::string> argv, command_head(stage));
+        auto add = [&argv](std::string flag, std::string value) {
+            argv.push_back(std::move(flag));
+            argv.push_back(std::move(value));
+        };
+        add("--listen", plan->endpoint);
+        add("--name", stage.name);
+        add("--run-id", fmt::format("{:x}", plan_.run_id));
+        if (stage.find("payload") == nullptr) add("--payload", spec_.payload);
+        if (stage.find("log_level") == nullptr) add("--log-level", spec_.log_level);
+        if (!plan->model.empty()) add("--model", plan->model.string());
+        if (stage.kind == ServiceKind::trunk) {
+            if (!ranges_[index].empty()) plan->settings.push_back({"layers", {ranges_[index]}});
+            for (const std::string& experts : endpoints_[ServiceKind::experts])
+                add("--experts", experts);
+        }
+        if (stage.kind == ServiceKind::gateway) {
+            if (stage.find("model_name") == nullptr)
+                add("--model-name",
+                    spec_.model.empty() ? spec_.name : spec_.model.filename().string());
+            add("--tokenizer", endpoints_[ServiceKind::tokenizer].front());
+            for (const std::string& trunk : endpoints_[ServiceKind::trunk]) add("--trunk", trunk);
+            add("--sampler", endpoints_[ServiceKind::sampler].front());
+        }
+        append_settings(*plan, &argv);
+        plan->argv = std::move(argv);
+        return Status::ok();
+    }
+
+    const PipelineSpec& spec_;
+    PipelinePlan& plan_;
+    std::map<ServiceKind, std::vector<std::string>> endpoints_;
+    std::vector<std::string> ranges_;
+};
+
+}  // namespace
+
+const StagePlan& PipelinePlan::gateway() const noexcept { return stages.back(); }
+
+std::size_t PipelinePlan::n_owned() const noexcept {
+    return static_cast<std::size_t>(
+        std::count_if(stages.begin(), stages.end(), [](const StagePlan& s) { return s.owned; }));
+}
+
+Result<PipelinePlan> make_plan(const PipelineSpec& spec, const fs::path& run_directory,
+                               std::uint64_t run_id) {
+    PipelinePlan plan;
+    plan.name = spec.name;
+    plan.model = spec.model;
+    plan.run_directory = run_directory;
+    plan.run_id = run_id;
+    RETURN_IF_ERROR(Planner(spec, plan).run());
+    std::size_t terminals = static_cast<std::size_t>(std::count_if(
+        plan.stages.begin(), plan.stages.end(), [](const StagePlan& s) { return s.terminal; }));
+    if (terminals > 1)
+        return Error{ErrorCode::invalid_argument,
+                     fmt::format("{}: {} stages want the terminal, and there is one",
+                                 spec.file.string(), terminals),
+                     "debug one stage at a time, or set terminal = false"};
+    return plan;
+}
+
+}  // namespace k3::launcher

@@ -1,0 +1,51 @@
+#pragma once
+// From the pipeline file to exact command lines: every process, its endpoint, its arguments.
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/base/result.h"
+#include "launcher/pipeline_file.h"
+
+namespace k3::launcher {
+
+/// One stage as the supervisor and `k3pipe plan` see it.
+struct StagePlan {
+    msg::ServiceKind kind = msg::ServiceKind::unknown;
+    std::string name;
+    std::string endpoint;           // where it answers
+    bool owned = true;              // false: it runs already, only watched
+    std::vector<std::string> argv;  // wrapper included; argv[0] is an absolute path
+    std::vector<std::pair<std::string, std::string>> env;
+    std::filesystem::path model;           // its checkpoint; empty for stages without one
+    std::vector<ServiceSetting> settings;  // as its flags say, defaults not included
+    bool wrapped = false;
+    bool terminal = false;
+    RestartPolicy restart = RestartPolicy::on_failure;
+};
+
+struct PipelinePlan {
+    std::string name;
+    std::filesystem::path model;
+    std::filesystem::path run_directory;
+    std::uint64_t run_id = 0;
+    std::vector<StagePlan> stages;
+
+    const StagePlan& gateway() const noexcept;
+    std::size_t n_owned() const noexcept;
+};
+
+/// Resolves programs, models, endpoints and layer ranges. Starts and creates nothing.
+/// Trunk tables without `layers` share the model's layers evenly, in the order of the file.
+/// Errors: invalid_argument (a program is missing, a socket path is too long, no model is named,
+/// only some trunk stages have layers), and those of reading the model's config.
+Result<PipelinePlan> make_plan(const PipelineSpec& spec, const std::filesystem::path& run_directory,
+                               std::uint64_t run_id);
+
+/// Longest path an ipc socket can have here: sizeof(sockaddr_un::sun_path) - 1.
+inline constexpr std::size_t kMaxSocketPath = 107;
+
+}  // namespace k3::launcher

@@ -1,0 +1,56 @@
+#pragma once
+// Starting, signalling and reaping one process. Behind an interface, because a stage of another box
+// is started over ssh or by a cluster manager: those come as further starters.
+
+#include <sys/types.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/base/fd.h"
+#include "common/base/result.h"
+
+namespace k3::launcher {
+
+struct Command {
+    std::string name;                                      // of the stage, for errors
+    std::vector<std::string> argv;                         // argv[0] is a path
+    std::vector<std::pair<std::string, std::string>> env;  // added to ours
+    bool terminal = false;  // it gets our terminal instead of /dev/null and a pipe
+};
+
+/// How a process ended.
+struct Ending {
+    bool signalled = false;
+    int number = 0;            // exit code or signal
+    std::string text() const;  // "exit code 3", "signal 9 (Killed)"
+};
+
+/// A running process, leader of its own group. Move-only by its descriptors.
+struct Process {
+    pid_t pid = -1;
+    Fd exited;  // becomes readable when it ends
+    Fd output;  // its stdout and stderr, non-blocking; invalid with a terminal
+};
+
+class ProcessStarter {
+  public:
+    virtual ~ProcessStarter() = default;
+    /// Errors: invalid_argument (not executable: path and reason), io (no processes or files left).
+    virtual Result<Process> start(const Command& command) = 0;
+    /// To the whole group; harmless if it is gone.
+    virtual void signal(const Process& process, int number) noexcept = 0;
+    /// The ending of a process whose `exited` is readable. What is left of its group is killed
+    /// before its id becomes free. Nothing if it still runs.
+    virtual std::optional<Ending> reap(Process& process) noexcept = 0;
+};
+
+/// Children of this process. All of them inherit one lifeline: the reading end of a pipe that only
+/// we write, passed as `--lifeline-fd N`; its end of file tells them that we died.
+/// Error: io.
+Result<std::unique_ptr<ProcessStarter>> make_local_starter();
+
+}  // namespace k3::launcher

@@ -1,0 +1,154 @@
+#include "launcher/pipeline_file.h"
+
+#include <doctest/doctest.h>
+
+#include <string>
+
+using namespace k3;
+using namespace k3::launcher;
+
+namespace {
+
+Result<PipelineSpec> parse(const std::string& text) {
+    return parse_pipeline(text, "/some/where/file.toml");
+}
+
+std::string refusal(const std::string& text) {
+    auto spec = parse(text);
+    REQUIRE_FALSE(spec.has_value());
+    CHECK(spec.error().code == ErrorCode::invalid_argument);
+    return spec.error().sentence();
+}
+
+bool has(const std::string& text, const std::string& part) {
+    INFO(text);
+    return text.find(part) != std::string::npos;
+}
+
+}  // namespace
+
+TEST_CASE("a file with a model alone describes one stage of each kind") {
+    auto spec = parse("[pipeline]\nmodel = 'm'\n");
+    REQUIRE(spec.has_value());
+    CHECK(spec->name == "file");
+    CHECK(spec->model == "/some/where/m");
+    REQUIRE(spec->stages.size() == 5);
+    CHECK(spec->stages.front().name == "tokenizer");
+    CHECK(spec->stages.back().kind == msg::ServiceKind::gateway);
+    REQUIRE(spec->of_kind(msg::ServiceKind::experts).size() == 1);
+    CHECK(spec->of_kind(msg::ServiceKind::experts).front()->find("share")->values ==
+          std::vector<std::string>{"all"});
+}
+
+TEST_CASE("every other key of a stage is a setting of the service") {
+    auto spec = parse(
+        "[pipeline]\nmodel='/m/'\n[trunk]\nthreads = 3\nfast = true\nslow = false\nx = 1.5\n"
+        "words = ['a', 'b']\n");
+    REQUIRE(spec.has_value());
+    CHECK(spec->model == "/m");
+    const StageSpec& trunk = *spec->of_kind(msg::ServiceKind::trunk).front();
+    CHECK(trunk.find("threads")->values == std::vector<std::string>{"3"});
+    CHECK(trunk.find("fast")->values.empty());
+    CHECK(trunk.find("slow") == nullptr);
+    CHECK(trunk.find("x")->values == std::vector<std::string>{"1.5"});
+    CHECK(trunk.find("words")->values == std::vector<std::string>{"a", "b"});
+}
+
+TEST_CASE("copies and listed servers are striped and numbered together") {
+    auto spec = parse("[pipeline]\nmodel='m'\n[[experts]]\ncount = 2\n[[experts]]\n");
+    REQUIRE(spec.has_value());
+    auto experts = spec->of_kind(msg::ServiceKind::experts);
+    REQUIRE(experts.size() == 3);
+    CHECK(experts[0]->name == "experts-0");
+    CHECK(experts[2]->name == "experts-2");
+    CHECK(experts[1]->find("share")->values.front() == "1/3");
+    CHECK(experts[2]->find("share")->values.front() == "2/3");
+}
+
+TEST_CASE("a share is given to all expert servers or to none") {
+    std::string sentence =
+        refusal("[pipeline]\nmodel='m'\n[[experts]]\nshare = 'layers 1-3'\n[[experts]]\n");
+    CHECK(has(sentence, "file.toml:5"));
+    CHECK(has(sentence, "'experts-1' has no share"));
+}
+
+TEST_CASE("a stage is swapped by one line") {
+    auto spec = parse(
+        "[pipeline]\nmodel='m'\n[trunk]\nwrap = \"gdb --args\"\n[sampler]\nbinary = './mine'\n"
+        "[tokenizer]\nendpoint = 'ipc:///tmp/t.sock'\n[gateway]\nwrap = 'nice -n 5'\n");
+    REQUIRE(spec.has_value());
+    const StageSpec& trunk = *spec->of_kind(msg::ServiceKind::trunk).front();
+    CHECK(trunk.wrap == std::vector<std::string>{"gdb", "--args"});
+    CHECK(trunk.terminal);
+    CHECK(spec->of_kind(msg::ServiceKind::sampler).front()->binary == "/some/where/mine");
+    CHECK(spec->of_kind(msg::ServiceKind::tokenizer).front()->attached());
+    CHECK_FALSE(spec->of_kind(msg::ServiceKind::gateway).front()->terminal);
+}
+
+TEST_CASE("a mistake in the file is one sentence with its line") {
+    SUBCASE("syntax") {
+        std::string sentence = refusal("[pipeline]\nmodel = \n");
+        CHECK(has(sentence, "/some/where/file.toml:2"));
+    }
+    SUBCASE("an unknown table, with the nearest known one") {
+        std::string sentence = refusal("[pipeline]\nmodel='m'\n\n[expert]\n");
+        CHECK(has(sentence, "file.toml:4: unknown table [expert]; did you mean experts?"));
+    }
+    SUBCASE("an unknown key of [pipeline]") {
+        std::string sentence = refusal("[pipeline]\nmodle='m'\n");
+        CHECK(has(sentence, "file.toml:2: [pipeline] has no key 'modle'; did you mean model?"));
+    }
+    SUBCASE("no [pipeline]") { CHECK(has(refusal("[trunk]\n"), "no [pipeline]")); }
+    SUBCASE("a wrong type") {
+        CHECK(has(refusal("[pipeline]\nmodel = 3\n"), "file.toml:2: [pipeline] model must be a"));
+        CHECK(has(refusal("[pipeline]\nmax_restarts = -1\n"), "from 0 to 1000"));
+        CHECK(has(refusal("[pipeline]\nmodel='m'\ntrunk = 3\n"), "file.toml"));
+        CHECK(has(refusal("[pipeline]\n[trunk]\nthreads = {a = 1}\n"), "[trunk] threads must be"));
+    }
+    SUBCASE("a choice") {
+        CHECK(has(refusal("[pipeline]\npayload = 'smh'\n"), "did you mean shm?"));
+        CHECK(has(refusal("[pipeline]\n[trunk]\nrestart = 'always'\n"), "on-failure, never"));
+    }
+    SUBCASE("an endpoint that is none") {
+        CHECK(has(refusal("[pipeline]\n[trunk]\nendpoint = '/tmp/x'\n"), "is not an endpoint"));
+    }
+    SUBCASE("settings of a process that is not started") {
+        CHECK(
+            has(refusal("[pipeline]\n[trunk]\nendpoint = 'ipc:///x'\nthreads = 2\n"), "no effect"));
+    }
+    SUBCASE("what the launcher sets itself") {
+        CHECK(has(refusal("[pipeline]\n[trunk]\nrun_id = '3'\n"), "set by the launcher"));
+    }
+    SUBCASE("several gateways") {
+        CHECK(has(refusal("[pipeline]\n[[gateway]]\n[[gateway]]\n"), "write [gateway] once"));
+    }
+    SUBCASE("two stages of one name") {
+        CHECK(has(refusal("[pipeline]\n[trunk]\nname='a'\n[experts]\nname='a'\n"),
+                  "two stages are called 'a'"));
+    }
+    SUBCASE("an illegal name") {
+        CHECK(has(refusal("[pipeline]\nname = 'a b'\n"), "not a legal pipeline name"));
+    }
+    SUBCASE("an open quote in wrap") {
+        CHECK(has(refusal("[pipeline]\n[trunk]\nwrap = \"a 'b\"\n"), "open single quote"));
+    }
+}
+
+TEST_CASE("a missing file, and a folder instead of a file, are refused by name") {
+    auto missing = load_pipeline("/nonexistent/x.toml");
+    REQUIRE_FALSE(missing.has_value());
+    CHECK(has(missing.error().message, "/nonexistent/x.toml does not exist"));
+    auto folder = load_pipeline("/tmp");
+    REQUIRE_FALSE(folder.has_value());
+    CHECK(has(folder.error().message, "is a directory"));
+}
+
+TEST_CASE("a wrapper is split as a shell would, and printed back so that a shell agrees") {
+    auto words = split_words(R"(perf  record -o "my file" '' it\'s 'a"b' "c\"d")");
+    REQUIRE(words.has_value());
+    CHECK(*words ==
+          std::vector<std::string>{"perf", "record", "-o", "my file", "", "it's", "a\"b", "c\"d"});
+    CHECK(shell_line({"a", "my file", "it's", ""}) == R"(a 'my file' 'it'\''s' '')");
+    CHECK(*split_words(shell_line(*words)) == *words);
+    CHECK(split_words("  ")->empty());
+}
