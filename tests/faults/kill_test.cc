@@ -1,0 +1,138 @@
+// Processes that are killed in the middle of their work, and what everybody else does about it.
+
+#include <doctest/doctest.h>
+#include <signal.h>
+
+#include <string>
+#include <thread>
+
+#include "tests/support/golden.h"
+#include "tests/support/pipeline.h"
+
+using namespace k3;
+using namespace k3::test;
+
+namespace {
+
+constexpr std::uint32_t kTokens = 300;
+
+msg::Submit long_request() {
+    msg::Submit submit = of_text("Once upon a time there was a", kTokens);
+    submit.ignore_eos = true;
+    return submit;
+}
+
+/// A client in a process of its own, so that its stream can be watched while it runs.
+Program start_client(const World& world) {
+    return world.start({"run", "--attach", "demo", "-p", "Once upon a time there was a",
+                        "--max-tokens", std::to_string(kTokens), "--ignore-eos"});
+}
+
+void kill_stage(const Pipeline& pipeline, const std::string& name) {
+    auto pid = static_cast<pid_t>(pipeline.stage(name).pid);
+    REQUIRE(pid > 0);
+    ::kill(pid, SIGKILL);
+}
+
+bool has(const std::string& text, const std::string& part) {
+    INFO(text);
+    return text.find(part) != std::string::npos;
+}
+
+}  // namespace
+
+TEST_CASE("a service that is killed in the middle of a generation") {
+    World world;
+    Pipeline pipeline(world, "demo", demo_model_dir(), "[trunk]\nthreads = 1\n");
+    Answer undisturbed = pipeline.ask(long_request());
+    REQUIRE_MESSAGE(!undisturbed.error.has_value(), undisturbed.error->sentence());
+    REQUIRE(undisturbed.ids.size() == kTokens);
+    // The client prints this when most of the text is still to come.
+    const std::string beginning = undisturbed.text.substr(0, 40);
+
+    SUBCASE("an expert server: it is restarted and the text comes out identical") {
+        Program client = start_client(world);
+        REQUIRE_MESSAGE(client.prints(beginning), client.err());
+        kill_stage(pipeline, "experts");
+        Ended ended = client.wait();
+        CHECK_MESSAGE(ended.code == 0, ended.err);
+        CHECK(ended.out == undisturbed.text);
+        CHECK(pipeline.complete_again("experts", 1));
+        CHECK(pipeline.program().says("experts ended with signal 9 (Killed); restart 1 of 5"));
+    }
+    SUBCASE("another one: an error that names it, and the next request is right") {
+        for (const std::string name : {"trunk", "sampler", "tokenizer", "gateway"}) {
+            CAPTURE(name);
+            Program client = start_client(world);
+            REQUIRE_MESSAGE(client.prints(beginning), client.err());
+            Clock::time_point killed = Clock::now();
+            kill_stage(pipeline, name);
+            Ended ended = client.wait();
+            CHECK(Clock::now() - killed < std::chrono::seconds(5));
+            CHECK(ended.code == 5);
+            CHECK(has(ended.sentence(), name));
+            CHECK(undisturbed.text.starts_with(ended.out));
+            CHECK(pipeline.complete_again(name, 1));
+            Answer next = pipeline.ask(long_request());
+            REQUIRE_MESSAGE(!next.error.has_value(), next.error->sentence());
+            CHECK(next.ids == undisturbed.ids);
+        }
+    }
+}
+
+TEST_CASE("a launcher that is killed leaves nothing") {
+    World world;
+    {
+        Pipeline pipeline(world, "doomed", demo_model_dir(),
+                          "[experts]\ncount = 2\n[sampler]\nwrap = 'nice -n 1'\n"
+                          "[tokenizer]\nwrap = 'nohup'\n");
+        // One that hears nothing, and a request that is being computed.
+        Program client =
+            world.start({"run", "--attach", "-p", "Once", "--max-tokens", "300", "--ignore-eos"});
+        CHECK(client.prints(" "));
+        ::kill(static_cast<pid_t>(pipeline.stage("sampler").pid), SIGSTOP);
+        pipeline.program().signal(SIGKILL);
+        pipeline.given_up();
+        CHECK(pipeline.program().wait(1000).code == 128 + SIGKILL);
+        Ended ended = client.wait(6000);
+        CHECK(ended.code == 5);
+    }
+    // The destructor of the world looks for processes, files and segments, for 5 s at most. The
+    // name is free again as soon as they are gone.
+    Pipeline next(world, "doomed", demo_model_dir(), "");
+    CHECK_FALSE(next.ask(of_text("3 + 4 =", 2)).error.has_value());
+}
+
+TEST_CASE("Ctrl-C ends everything in time, whenever it comes") {
+    World world;
+    SUBCASE("while a request of its own runs") {
+        Program run =
+            world.start({"run", "-p", "Once upon a time", "--max-tokens", "2000", "--ignore-eos"});
+        REQUIRE_MESSAGE(run.prints(" "), run.err());
+        run.signal(SIGINT);
+        Ended ended = run.wait(5000);
+        CHECK(ended.code == 130);
+    }
+    SUBCASE("while the stages start") {
+        Program run = world.start({"run", "-p", "x"});
+        REQUIRE(run.says("starting pipeline"));
+        run.signal(SIGINT);
+        CHECK(run.wait(5000).code == 130);
+    }
+    SUBCASE("with a stage that hears nothing") {
+        Pipeline pipeline(world, "demo", demo_model_dir(), "");
+        ::kill(static_cast<pid_t>(pipeline.stage("trunk").pid), SIGSTOP);
+        pipeline.program().signal(SIGTERM);
+        CHECK(pipeline.program().wait(5000).code == 0);
+        pipeline.given_up();
+    }
+    SUBCASE("at an attached client: only its request ends") {
+        Pipeline pipeline(world, "demo", demo_model_dir(), "");
+        Program client = world.start(
+            {"run", "--attach", "-p", "Once upon a time", "--max-tokens", "2000", "--ignore-eos"});
+        REQUIRE_MESSAGE(client.prints(" "), client.err());
+        client.signal(SIGINT);
+        CHECK(client.wait(5000).code == 130);
+        CHECK_FALSE(pipeline.ask(of_text("3 + 4 =", 2)).error.has_value());
+    }
+}

@@ -1,0 +1,258 @@
+// Pipelines that cannot start: one clear sentence, a documented exit code, nothing left behind.
+
+#include <doctest/doctest.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <functional>
+#include <string>
+
+#include "tests/support/golden.h"
+#include "tests/support/pipeline.h"
+
+using namespace k3;
+using namespace k3::test;
+namespace fs = std::filesystem;
+
+namespace {
+
+bool has(const std::string& text, const std::string& part) {
+    INFO(text);
+    return text.find(part) != std::string::npos;
+}
+
+/// `k3pipe run` with this file. The sentence holds every one of `parts`, once and not twice.
+void check_refused(const World& world, const std::string& file, int code,
+                   const std::vector<std::string>& parts) {
+    Ended ended = world.k3pipe({"run", "--ids", "5", "--max-tokens", "1", "-c", file});
+    INFO(ended.err);
+    CHECK(ended.code == code);
+    CHECK(ended.out.empty());
+    for (const std::string& part : parts) CHECK(has(ended.sentence(), part));
+    CHECK(ended.seconds < 10);  // a busy machine; alone it is well under a second
+    // Said once: what comes before is only that it started.
+    std::size_t lines = 0;
+    for (char c : ended.err) lines += c == '\n' ? 1 : 0;
+    CHECK(lines <= 2);
+}
+
+std::string pipeline_of(const World& world, const fs::path& model, const std::string& stages = "") {
+    return world
+        .write("p.toml", "[pipeline]\nname = 'p'\nmodel = '" + model.string() + "'\n" + stages)
+        .string();
+}
+
+const fs::path& tiny() {
+    static const fs::path path = golden_dir() / "tiny-k3";
+    return path;
+}
+
+}  // namespace
+
+TEST_CASE("a checkpoint that is missing or damaged is refused with file and numbers") {
+    World world;
+    SUBCASE("missing") {
+        check_refused(world, pipeline_of(world, "/nonexistent/k3"), 3,
+                      {"/nonexistent/k3", "does not exist"});
+    }
+    SUBCASE("not a checkpoint") {
+        TempDir empty;
+        check_refused(world, pipeline_of(world, empty.path()), 3, {empty.path().string()});
+    }
+    SUBCASE("damaged") {
+        struct Damage {
+            const char* what;
+            std::function<void(CheckpointCopy&)> make;
+            std::vector<std::string> parts;
+        };
+        const std::string shard = "model-00002-of-000005.safetensors";
+        const std::vector<Damage> damages = {
+            {"no config", [](CheckpointCopy& c) { c.remove("config.json"); }, {"config.json"}},
+            {"a config field is missing",
+             [](CheckpointCopy& c) {
+                 c.replace_text("config.json", "\"kv_lora_rank\"", "\"kv_lora_rank_\"");
+             },
+             {"config.json", "kv_lora_rank"}},
+            {"the index names a missing shard",
+             [&](CheckpointCopy& c) { c.remove(shard); },
+             {shard}},
+            {"a truncated shard", [&](CheckpointCopy& c) { c.truncate(shard, 100000); }, {shard}},
+            {"a header of length 0",
+             [&](CheckpointCopy& c) {
+                 for (std::uint64_t i = 0; i < 8; ++i) c.set_byte(shard, i, 0);
+             },
+             {shard}},
+            {"a header that is not JSON",
+             [&](CheckpointCopy& c) { c.set_byte(shard, 8, 'x'); },
+             {shard}},
+            {"a wrong dtype",
+             [&](CheckpointCopy& c) {
+                 c.edit_header(shard, [](std::string header) {
+                     std::size_t at = header.find("\"F32\"");
+                     return header.replace(at, 5, "\"I32\"");
+                 });
+             },
+             {"I32"}},
+            {"no vocabulary",
+             [](CheckpointCopy& c) { c.remove("tiktoken.model"); },
+             {"tiktoken.model"}},
+        };
+        for (const Damage& damage : damages) {
+            CAPTURE(damage.what);
+            CheckpointCopy copy(tiny());
+            damage.make(copy);
+            check_refused(world, pipeline_of(world, copy.path()), 3, damage.parts);
+        }
+    }
+    SUBCASE("unreadable") {
+        if (::geteuid() == 0) return;  // root reads everything
+        CheckpointCopy copy(tiny());
+        ::chmod((copy.path() / "config.json").c_str(), 0);
+        check_refused(world, pipeline_of(world, copy.path()), 4, {"config.json"});
+    }
+}
+
+TEST_CASE("a corrupt expert ends the request that needs it, naming layer and expert") {
+    World world;
+    struct Fault {
+        const char* file;
+        std::uint64_t offset;
+        const char* layer;
+        const char* expert;
+        const char* prompt;
+    };
+    // tests/golden/expected/corrupt.json; the prompts are those of manifest.json.
+    const Fault faults[] = {
+        {"model-00001-of-000005.safetensors", 532768, "layer 1", "expert 5", "[BOS]"},
+        {"model-00003-of-000005.safetensors", 2192591, "layer 12", "expert 17",
+         "The numbers are there."},
+    };
+    for (const Fault& fault : faults) {
+        CAPTURE(fault.layer);
+        CheckpointCopy copy(tiny());
+        copy.set_byte(fault.file, fault.offset, 255);
+        Ended ended = world.k3pipe({"run", "--special", "-p", fault.prompt, "--max-tokens", "4",
+                                    "-c", pipeline_of(world, copy.path())});
+        CHECK(ended.code == 3);
+        CHECK(ended.out.empty());
+        CHECK(has(ended.sentence(), fault.layer));
+        CHECK(has(ended.sentence(), fault.expert));
+        CHECK(has(ended.sentence(), fault.file));
+    }
+}
+
+TEST_CASE("stages that do not fit together are refused, naming them") {
+    World world;
+    SUBCASE("two servers on different checkpoints") {
+        check_refused(world,
+                      pipeline_of(world, tiny(),
+                                  "[[experts]]\nname = 'left'\nshare = '0/2'\n[[experts]]\n"
+                                  "name = 'right'\nshare = '1/2'\nmodel = '" +
+                                      demo_model_dir().string() + "'\n"),
+                      3, {"different", "right"});
+    }
+    SUBCASE("an expert held by nobody") {
+        check_refused(world, pipeline_of(world, tiny(), "[experts]\nshare = 'experts 0-22'\n"), 3,
+                      {"expert", "23"});
+    }
+    SUBCASE("a share that cannot be") {
+        check_refused(world, pipeline_of(world, tiny(), "[experts]\nshare = 'experts 0-24'\n"), 2,
+                      {"experts 0-24"});
+    }
+    SUBCASE("a setting that does not exist") {
+        check_refused(world, pipeline_of(world, tiny(), "[trunk]\nthraeds = 2\n"), 2,
+                      {"thraeds", "threads"});
+    }
+    SUBCASE("a layer that no trunk stage computes") {
+        check_refused(
+            world,
+            pipeline_of(world, tiny(), "[[trunk]]\nlayers = '0-4'\n[[trunk]]\nlayers = '6-12'\n"),
+            3, {"layer"});
+    }
+}
+
+TEST_CASE("a place that is taken is refused, and left to its owner") {
+    World world;
+    SUBCASE("a socket path") {
+        fs::path path = world.path() / "taken.hand";
+        Program owner = world.start_program(
+            {built("services/sampler/k3-sampler").string(), "--listen", "ipc://" + path.string()});
+        Deadline deadline = Deadline::after_ms(10000);
+        while (!fs::exists(path) && !deadline.expired()) ::usleep(5000);
+        check_refused(
+            world,
+            pipeline_of(world, tiny(), "[sampler]\nlisten = 'ipc://" + path.string() + "'\n"), 4,
+            {path.string(), "taken"});
+        CHECK(fs::exists(path));
+        owner.signal(SIGTERM);
+        CHECK(owner.wait(5000).code == 0);
+    }
+    SUBCASE("a port") {
+        Fd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+        sockaddr_in address = {};
+        address.sin_family = AF_INET;
+        address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+        REQUIRE(::bind(listener.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) == 0);
+        REQUIRE(::listen(listener.get(), 1) == 0);
+        socklen_t size = sizeof address;
+        ::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address), &size);
+        std::string endpoint = "tcp://127.0.0.1:" + std::to_string(ntohs(address.sin_port));
+        check_refused(world, pipeline_of(world, tiny(), "[sampler]\nlisten = '" + endpoint + "'\n"),
+                      4, {endpoint, "taken"});
+    }
+    SUBCASE("the run directory") {
+        Ended ended = world.k3pipe(
+            {"run", "-p", "x", "-c", pipeline_of(world, tiny()), "--run-dir", "/proc/k3pipe-here"});
+        CHECK(ended.code == 4);
+        CHECK(has(ended.sentence(), "/proc/k3pipe-here"));
+    }
+    SUBCASE("an endpoint where nobody answers") {
+        check_refused(world,
+                      pipeline_of(world, tiny(), "[sampler]\nendpoint = 'ipc:///nonexistent/s'\n"),
+                      5, {"nothing answers at ipc:///nonexistent/s"});
+    }
+    SUBCASE("a gateway that is not there") {
+        Ended ended = world.k3pipe({"run", "-p", "x", "--gateway", "ipc:///nonexistent/g"});
+        CHECK(ended.code == 5);
+        CHECK(has(ended.sentence(), "ipc:///nonexistent/g"));
+    }
+}
+
+TEST_CASE("what a dead run left is swept at the next start") {
+    World world;
+    // A run directory whose launcher is gone, and a stale socket in it.
+    fs::create_directories(world.base() / "p");
+    fs::permissions(world.base(), fs::perms::owner_all);
+    std::ofstream(world.base() / "p" / "lock") << "";
+    std::ofstream(world.base() / "p" / "sampler.sock") << "";
+    fs::create_directories(world.base() / "q");
+    std::ofstream(world.base() / "q" / "lock") << "";
+    // A segment of a process that ended without unlinking it.
+    Program owner =
+        world.start_program({built("services/experts/k3-experts").string(), "--listen",
+                             "ipc://" + (world.path() / "x.hand").string(), "--model",
+                             tiny().string(), "--share", "all", "--run-id", "8123456789abcdef"});
+    CHECK(owner.says("ready"));
+    owner.signal(SIGKILL);
+    owner.wait(5000);
+    fs::path segment = "/dev/shm/k3-8123456789abcdef-experts-";
+    auto stale = [] {
+        for (const auto& entry : fs::directory_iterator("/dev/shm"))
+            if (entry.path().filename().string().starts_with("k3-8123456789abcdef-")) return true;
+        return false;
+    };
+    CHECK(stale());
+    {
+        Pipeline pipeline(world, "p", tiny(), "");
+        CHECK_FALSE(stale());
+        CHECK_FALSE(fs::exists(world.base() / "q"));
+        CHECK(pipeline.program().err().find("swept the run directory of q") != std::string::npos);
+    }
+    fs::remove(world.path() / "x.hand");
+}

@@ -1,0 +1,197 @@
+// The same bytes of logits, whatever the pipeline looks like: number and shares of expert servers,
+// payloads, threads, prefill chunks, batch, cache, trunk stages, stages started by hand or wrapped.
+
+#include <doctest/doctest.h>
+#include <signal.h>
+
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "tests/support/golden.h"
+#include "tests/support/pipeline.h"
+
+using namespace k3;
+using namespace k3::test;
+using nlohmann::json;
+
+namespace {
+
+const std::vector<std::string> kPrompts = {"p1", "p5", "p12", "p40"};
+constexpr std::uint32_t kGreedy = 64;
+
+json manifest() {
+    static const json loaded = json::parse(read_file(golden_dir() / "expected" / "manifest.json"));
+    return loaded["prompts"];
+}
+
+/// Prompt by its text, special tokens recognised; logits of every position and every token.
+msg::Submit request_of(const std::string& prompt, std::uint32_t max_tokens) {
+    msg::Submit submit = of_text(manifest()[prompt]["text"], max_tokens);
+    submit.recognise_specials = true;
+    submit.ignore_eos = true;
+    submit.want_logits = msg::WantLogits::all;
+    return submit;
+}
+
+std::vector<msg::Submit> all_requests(std::uint32_t max_tokens) {
+    std::vector<msg::Submit> submits;
+    for (const std::string& prompt : kPrompts) submits.push_back(request_of(prompt, max_tokens));
+    return submits;
+}
+
+/// What one plain pipeline computed, checked against the golden data once.
+struct Reference {
+    std::vector<Answer> answers;
+
+    Reference() {
+        World world;
+        Pipeline pipeline(world, "reference", golden_dir() / "tiny-k3", "[trunk]\nthreads = 1\n");
+        answers = ask_all(pipeline.gateway(), all_requests(kGreedy), 1);
+        for (std::size_t i = 0; i < kPrompts.size(); ++i) check(kPrompts[i], answers[i]);
+    }
+
+    static void check(const std::string& prompt, const Answer& answer) {
+        CAPTURE(prompt);
+        REQUIRE_MESSAGE(!answer.error.has_value(), answer.error->sentence());
+        CHECK(json(answer.prompt_ids) == manifest()[prompt]["ids"]);
+        CHECK(json(answer.ids) == manifest()[prompt]["greedy"]);
+        Array golden = load_npy("expected/" + prompt + "/logits.npy");
+        std::size_t n = golden.size();
+        REQUIRE(answer.logits.size() == (n / 768 + kGreedy) * 768 * 4);
+        std::vector<float> actual(n);
+        std::memcpy(actual.data(), answer.logits.data(), n * 4);
+        CHECK(relative_error(actual, golden.as_f64()) <= 5e-5);
+    }
+};
+
+const Reference& reference() {
+    static const Reference made;
+    return made;
+}
+
+/// The first `n` generated tokens of `answer` against the reference, byte for byte.
+void check_same(const Answer& answer, std::size_t prompt, std::uint32_t n) {
+    CAPTURE(kPrompts[prompt]);
+    REQUIRE_MESSAGE(!answer.error.has_value(), answer.error->sentence());
+    const Answer& expected = reference().answers[prompt];
+    REQUIRE(answer.ids.size() == n);
+    CHECK(std::equal(answer.ids.begin(), answer.ids.end(), expected.ids.begin()));
+    std::size_t bytes = (expected.prompt_ids.size() + n) * 768 * 4;
+    REQUIRE(answer.logits.size() == bytes);
+    CHECK(std::memcmp(answer.logits.data(), expected.logits.data(), bytes) == 0);
+}
+
+/// Each prompt alone, then all at once, so that steps mix prefill and decode rows of all.
+void check_pipeline(const Pipeline& pipeline, std::uint32_t n_tokens) {
+    std::vector<msg::Submit> submits = all_requests(n_tokens);
+    for (std::size_t i : {std::size_t{1}, std::size_t{3}})
+        check_same(pipeline.ask(submits[i]), i, n_tokens);
+    std::vector<Answer> together = ask_all(pipeline.gateway(), submits, submits.size());
+    for (std::size_t i = 0; i < together.size(); ++i) check_same(together[i], i, n_tokens);
+}
+
+}  // namespace
+
+TEST_CASE("the shape of the pipeline does not change a bit") {
+    reference();
+    World world;
+    std::string stages;
+    std::string extra;
+    SUBCASE("one server, inline, one row at a time, the smallest cache") {
+        // 4 experts at once is what one row needs; 9792 bytes each, slots of whole pages.
+        stages =
+            "[experts]\ncache_bytes = '64KiB'\n[trunk]\nthreads = 2\n[gateway]\nprefill_chunk = "
+            "1\n";
+        extra = "payload = 'inline'\n";
+    }
+    SUBCASE("two servers, shared memory, four threads, chunks of two") {
+        stages =
+            "[experts]\ncount = 2\nthreads = 2\ncache_bytes = '256KiB'\n[trunk]\nthreads = 4\n"
+            "[gateway]\nprefill_chunk = 2\n";
+    }
+    SUBCASE("three uneven servers, two trunk stages, chunks of seven") {
+        stages =
+            "[[experts]]\nshare = 'layers 1-4'\n"
+            "[[experts]]\nshare = 'layers 5-12 experts 0-6'\npolicy = 'lru'\ncache_bytes = "
+            "'80KiB'\n"
+            "[[experts]]\nshare = 'layers 5-12 experts 7-23'\nthreads = 2\n"
+            "[trunk]\ncount = 2\nthreads = 1\n[gateway]\nprefill_chunk = 7\n";
+    }
+    SUBCASE("five servers, three trunk stages, inline") {
+        stages =
+            "[experts]\ncount = 5\ncache_bytes = '1MiB'\n"
+            "[[trunk]]\nlayers = '0-2'\n[[trunk]]\nlayers = '3-11'\nthreads = 2\n"
+            "[[trunk]]\nlayers = '12'\n";
+        extra = "payload = 'inline'\n";
+    }
+    Pipeline pipeline(world, "shape", golden_dir() / "tiny-k3", stages, extra);
+    check_pipeline(pipeline, 16);
+}
+
+TEST_CASE("payloads may differ from stage to stage") {
+    World world;
+    Pipeline pipeline(world, "mixed", golden_dir() / "tiny-k3",
+                      "[trunk]\npayload = 'inline'\n[sampler]\npayload = 'inline'\n");
+    check_same(pipeline.ask(request_of("p12", 8)), 2, 8);
+}
+
+TEST_CASE("wrapped stages compute the same bytes") {
+    World world;
+    Pipeline pipeline(world, "wrapped", golden_dir() / "tiny-k3",
+                      "[tokenizer]\nwrap = 'env'\n[sampler]\nwrap = 'nice -n 1'\n"
+                      "[experts]\nwrap = 'setarch -R'\n[trunk]\nwrap = 'env OMP_NUM_THREADS=1'\n"
+                      "[gateway]\nwrap = 'nohup'\n");
+    check_same(pipeline.ask(request_of("p12", 8)), 2, 8);
+}
+
+TEST_CASE("each stage in turn may be a process started by hand") {
+    World world;
+    const std::string model = (golden_dir() / "tiny-k3").string();
+    auto socket = [&world](const std::string& name) {
+        return "ipc://" + (world.path() / (name + ".hand")).string();
+    };
+    std::string name;
+    std::vector<std::string> command;
+    std::string others;  // fixed endpoints for the stages that the one by hand calls
+    SUBCASE("tokenizer") {
+        name = "tokenizer";
+        command = {"--model", model};
+    }
+    SUBCASE("sampler") { name = "sampler"; }
+    SUBCASE("experts") {
+        name = "experts";
+        command = {"--model", model, "--share", "all"};
+    }
+    SUBCASE("trunk") {
+        name = "trunk";
+        command = {"--model", model, "--experts", socket("experts")};
+        others = "[experts]\nlisten = '" + socket("experts") + "'\n";
+    }
+    SUBCASE("gateway") {
+        name = "gateway";
+        command = {"--tokenizer", socket("tokenizer"), "--trunk",      socket("trunk"),
+                   "--sampler",   socket("sampler"),   "--model-name", "by-hand"};
+        for (const char* stage : {"tokenizer", "trunk", "sampler"})
+            others += "[" + std::string(stage) + "]\nlisten = '" + socket(stage) + "'\n";
+    }
+    std::string endpoint = socket(name);
+    command.insert(command.begin(),
+                   {built("services/" + name + "/k3-" + name).string(), "--listen", endpoint});
+    Program hand = world.start_program(command);
+    {
+        Pipeline pipeline(world, "by-hand", golden_dir() / "tiny-k3",
+                          others + "[" + name + "]\nendpoint = '" + endpoint + "'\n",
+                          "attach_timeout_ms = 20000");  // it starts at the same time
+        CHECK(pipeline.program().err().find("attached at " + endpoint) != std::string::npos);
+        CHECK(pipeline.stage(name).pid == 0);
+        CHECK_FALSE(pipeline.stage(name).owned);
+        check_same(pipeline.ask(request_of("p12", 8)), 2, 8);
+    }
+    // The pipeline has ended; what it did not start goes on, until it is told to stop.
+    CHECK(::kill(hand.pid(), 0) == 0);
+    hand.signal(SIGTERM);
+    Ended ended = hand.wait(5000);
+    CHECK_MESSAGE(ended.code == 0, ended.err);
+    CHECK_FALSE(std::filesystem::exists(endpoint.substr(6)));
+}
