@@ -13,6 +13,7 @@
 #include <cstdlib>
 #include <deque>
 #include <thread>
+#include <utility>
 
 #include "common/transport/arena.h"
 #include "common/transport/channel.h"
@@ -113,6 +114,14 @@ Program::Program(const std::vector<std::string>& argv,
     out_fd_ = std::move(out.read);
     err_fd_ = std::move(err.read);
 }
+
+Program::Program(Program&& other) noexcept
+    : pid_(std::exchange(other.pid_, -1)),
+      out_fd_(std::move(other.out_fd_)),
+      err_fd_(std::move(other.err_fd_)),
+      out_(std::move(other.out_)),
+      err_(std::move(other.err_)),
+      started_(other.started_) {}
 
 Program::~Program() {
     if (pid_ <= 0) return;

@@ -40,7 +40,7 @@ class Program {
   public:
     Program(const std::vector<std::string>& argv, const std::map<std::string, std::string>& env);
     ~Program();
-    Program(Program&&) noexcept = default;
+    Program(Program&& other) noexcept;
     Program& operator=(Program&&) = delete;
 
     pid_t pid() const noexcept { return pid_; }
