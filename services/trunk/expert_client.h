@@ -50,7 +50,7 @@ class ExpertClient final : public ExpertBackend {
 
     /// Greets all servers and checks that they fit and hold every expert. A server that is loading
     /// is waited for as long as it says so, one that is silent for wait_ms.
-    /// Errors: incompatible, unavailable (silent, or an expert is held by nobody), cancelled.
+    /// Errors: incompatible (also: an expert is held by nobody), unavailable (silent), cancelled.
     Status connect();
 
     /// Replaces Options::stopping.

@@ -65,7 +65,7 @@ Status ExpertDirectory::check_coverage() const {
     if (n_missing == 0) return Status::ok();
     std::string asked;
     for (std::size_t s = 0; s < servers_.size(); ++s) asked += (s == 0 ? "" : ", ") + name(s);
-    return Error{ErrorCode::unavailable,
+    return Error{ErrorCode::incompatible,
                  std::to_string(n_missing) + " of " + std::to_string(holders_.size()) +
                      " experts are held by nobody (" + first + (n_missing > 3 ? ", ..." : "") +
                      "); " + (asked.empty() ? "no expert server was named" : "asked: " + asked),

@@ -36,7 +36,7 @@ class ExpertDirectory {
     /// other sizes), and then the server counts as holding nothing.
     Status admit(std::size_t server, const msg::Announcement& announcement);
 
-    /// Error: unavailable if an expert is held by nobody: how many, the first three, and who was
+    /// Error: incompatible if an expert is held by nobody: how many, the first three, and who was
     /// asked.
     Status check_coverage() const;
 

@@ -90,7 +90,7 @@ TEST_CASE("a start that cannot succeed ends with one sentence and the documented
     const std::vector<Start> starts = {
         {{"--model", "/no/such/model"}, kExitModel, "/no/such/model"},
         {{"--model", tiny(), "--layers", "5-13"}, kExitUsage, "layers \"5-13\""},
-        {{"--model", tiny()}, kExitUnavailable, "288 of 288 experts are held by nobody"},
+        {{"--model", tiny()}, kExitModel, "288 of 288 experts are held by nobody"},
         {{"--model", tiny(), "--experts", "carrier-pigeon://x"}, kExitUsage, "carrier-pigeon"},
         {{"--model", tiny(), "--max-step-rows", "0"}, kExitUsage, "max"},
         {{"--model", tiny(), "--layers", "0-0", "--session-bytes", "1000TiB"},
