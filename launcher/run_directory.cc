@@ -144,11 +144,12 @@ Error already_runs(const fs::path& path, const std::string& name) {
                              name)};
 }
 
-/// A launcher that was killed leaves the lock to its janitor for a moment.
-bool owner_is_dead(const fs::path& path) {
+/// A launcher that was killed leaves the lock to its janitor for a moment, and one that starts or
+/// ends has no state file for a moment: both are worth waiting for.
+bool may_be_free_soon(const fs::path& path) {
     auto record = read_record(path / "state.json");
-    return record.has_value() && record->pid > 0 &&
-           ::kill(static_cast<pid_t>(record->pid), 0) != 0 && errno == ESRCH;
+    if (!record.has_value()) return true;
+    return record->pid > 0 && ::kill(static_cast<pid_t>(record->pid), 0) != 0 && errno == ESRCH;
 }
 
 void remove_contents(const fs::path& path, bool with_lock) noexcept {
@@ -184,7 +185,7 @@ Result<std::unique_ptr<RunDirectory>> RunDirectory::acquire(const fs::path& base
                 return std::unique_ptr<RunDirectory>(
                     new RunDirectory(std::move(path), std::move(lock)));
             }
-            if (outcome == Lock::held && (!owner_is_dead(path) || deadline.expired()))
+            if (outcome == Lock::held && (!may_be_free_soon(path) || deadline.expired()))
                 return already_runs(path, name);
         } else if (deadline.expired() || fs::exists(base)) {
             return std::move(made).error();  // else: the base vanished between the two calls

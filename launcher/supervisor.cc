@@ -12,6 +12,7 @@
 #include <optional>
 #include <utility>
 
+#include "launcher/endpoint_probe.h"
 #include "launcher/supervised_stage.h"
 
 namespace k3::launcher {
@@ -190,6 +191,13 @@ void Supervisor::Loop::launch(SupervisedStage& stage) {
         stage.apply(StageEvent::launched);
         events_.normal(fmt::format("{} is attached at {}: not started, not stopped, only watched",
                                    stage.plan.name, stage.plan.endpoint));
+        return;
+    }
+    if (somebody_listens(stage.plan.endpoint)) {
+        fail(stage, Error{ErrorCode::resource_exhausted,
+                          fmt::format("{}, the endpoint of {}, is taken by another process",
+                                      stage.plan.endpoint, stage.plan.name),
+                          "stop that process, or give the stage another endpoint (listen)"});
         return;
     }
     auto process =
