@@ -48,7 +48,10 @@ Result<msg::Finished> GatewayClient::generate(const msg::Submit& submit, Generat
         if (!reply.has_value()) {
             // The slice is ours; a deadline that a service reports comes before its end.
             if (reply.error().code == ErrorCode::deadline_exceeded && slice.expired()) continue;
-            return std::move(reply).error();
+            Error error = std::move(reply).error();
+            // It was not us who withdrew: a stage behind the gateway was told to stop.
+            if (error.code == ErrorCode::cancelled) error.code = ErrorCode::unavailable;
+            return error;
         }
         if (auto* finished = std::get_if<msg::Finished>(&reply->body)) {
             channel_->forget(call);
