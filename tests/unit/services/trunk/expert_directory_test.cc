@@ -51,7 +51,7 @@ TEST_CASE("two halves cover everything, one half does not, and the sentence says
     CHECK(known.admit(0, holder("experts-0", 0, 2)).has_value());
     const Status uncovered = known.check_coverage();
     REQUIRE(!uncovered.has_value());
-    CHECK(uncovered.error().code == ErrorCode::unavailable);
+    CHECK(uncovered.error().code == ErrorCode::incompatible);
     CHECK(contains(uncovered.error().message, "15 of 30 experts"));
     CHECK(contains(uncovered.error().message,
                    "layer 4 expert 1, layer 4 expert 3, layer 4 expert 5, ..."));
