@@ -256,6 +256,8 @@ class Channel::Impl {
             if (broken_)
                 return Error{ErrorCode::unavailable, where() + " " + lost_reason_, kRepeat};
         }
+        // While nothing was asked nobody had to answer: silence begins with the first question.
+        if (calls_.empty()) heard_at_ = Clock::now();
         calls_[call_id].name = name;
         return call_id;
     }

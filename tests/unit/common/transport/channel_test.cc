@@ -319,6 +319,22 @@ TEST_CASE("silence ends the outstanding calls, an answered ping does not") {
     CHECK(reply.error().message.find("silent for 300 ms") != std::string::npos);
 }
 
+TEST_CASE("a time without calls is no silence of the peer") {
+    Sockets sockets;
+    auto server = make_server(sockets.endpoint("s"));
+    auto channel = quick_channel(sockets.endpoint("s"));
+    greet(*channel);
+    ::poll(nullptr, 0, 500);  // longer than liveness_ms
+    auto call = channel->send(text("a"));
+    // The peer computes for a moment, so the caller looks at the silence before there is an answer.
+    CHECK(channel->receive(*call, Deadline::after_ms(50)).error().code ==
+          ErrorCode::deadline_exceeded);
+    auto request = server->next(Deadline::after_ms(10000));
+    REQUIRE(request.has_value());
+    request->responder.send(msg::Encoded{{7}});
+    CHECK(channel->receive(*call, Deadline::after_ms(10000)).has_value());
+}
+
 TEST_CASE("the caller's own pause is no silence of the peer") {
     Sockets sockets;
     auto server = make_server(sockets.endpoint("s"));
