@@ -17,7 +17,7 @@ constexpr std::uint32_t kNone = 0xFFFFFFFF;
 /// What is wrong with a checkpoint, told in one sentence.
 class Problems {
   public:
-    void add(Error error) {
+    void add(const Error& error) {
         if (++count_ > kShown) return;
         if (count_ == 1) first_ = error;
         text_ += (count_ == 1 ? "" : "; ") + error.message;
@@ -64,7 +64,7 @@ Status CheckpointStore::look_up(const model::Placement& held) {
                 auto tensor =
                     checkpoint_->require(specs[part].name, specs[part].dtype, specs[part].shape);
                 if (!tensor)
-                    problems.add(std::move(tensor).error());
+                    problems.add(tensor.error());
                 else
                     places[part] = {(*tensor)->offset, (*tensor)->shard, part};
             }
