@@ -17,6 +17,7 @@
 #include "common/transport/tensor_io.h"
 #include "tests/support/checkpoint_copy.h"
 #include "tests/support/golden.h"
+#include "tests/support/message_fuzzer.h"
 
 using namespace k3;
 using namespace k3::experts;
@@ -68,6 +69,7 @@ class Running {
 
     const msg::Announcement& peer() const { return peer_; }
     transport::Channel& channel() { return *channel_; }
+    const std::string& endpoint() const { return server_->endpoint(); }
 
     Result<transport::Reply> send(msg::Body body, std::vector<msg::Bytes> frames = {}) {
         return channel_->call(std::move(body), std::move(frames), Deadline::after_ms(20'000));
@@ -342,6 +344,36 @@ TEST_CASE("an error of the fixed point travels with its names") {
     REQUIRE(!sums.has_value());
     CHECK(sums.error().code == ErrorCode::corrupt);
     CHECK(mentions(sums.error(), "layer 4 expert 3 row 1"));
+}
+
+TEST_CASE("damaged messages neither stop the server nor change its answers") {
+    Service::Options options = with(5, "experts 0-20");
+    options.max_call_rows = 8;
+    Running server(options);
+    const std::vector<float> rows = some_rows(2);
+    const std::vector<msg::Pick> picks{{0, 3, 0.5F, 0}, {0, 20, 0.3F, 1}, {1, 3, 0.7F, 0}};
+    const auto before = server.call(9, rows, picks);
+    REQUIRE(before.has_value());
+
+    msg::Bytes bytes(rows.size() * sizeof(float));
+    std::memcpy(bytes.data(), rows.data(), bytes.size());
+    const msg::Tensor tensor{msg::DType::f32, {2, kLatent}, msg::InlinePayload{1}};
+    const msg::Tensor elsewhere{
+        msg::DType::f32, {2, kLatent}, msg::ShmPayload{"/k3-nobody", 4096, 512, 2}};
+    test::FuzzOptions fuzz;
+    fuzz.endpoint = server.endpoint();
+    fuzz.requests = {{msg::ExpertCall{9, tensor, picks, false}, {bytes}},
+                     {msg::ExpertCall{9, tensor, picks, true}, {bytes}},
+                     {msg::ExpertCall{9, elsewhere, picks, true}, {}},
+                     {msg::Prefetch{9, {3, 20, 7}, {0, 1, 2}}, {}}};
+    fuzz.n_messages = 2500;
+    const test::FuzzReport report = test::fuzz_service(fuzz);
+    CHECK_MESSAGE(report.alive, report.problem);
+    CHECK(report.n_sent >= 2500);
+    CHECK(report.n_failures > 500);
+    const auto after = server.call(9, rows, picks);
+    REQUIRE(after.has_value());
+    CHECK(*after == *before);
 }
 
 TEST_CASE("settings that cannot be had are refused with the numbers") {
