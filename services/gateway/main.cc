@@ -38,7 +38,7 @@ k3::Result<k3::Settings::Action> read_settings(int argc, const char* const* argv
                          "how long a request waits for a stage that is missing");
     settings.add_integer("step_wait_ms", &out.gateway.pipeline.step_wait_ms, 1000, 86'400'000,
                          "longest time a trunk stage may take for one step");
-    const auto action = settings.parse(argc, argv);
+    auto action = settings.parse(argc, argv);
     out.gateway.max_requests = static_cast<std::uint32_t>(max_requests);
     out.gateway.max_queue = static_cast<std::uint32_t>(max_queue);
     out.gateway.prefill_chunk = static_cast<std::uint32_t>(prefill_chunk);
@@ -49,6 +49,7 @@ k3::Result<k3::Settings::Action> read_settings(int argc, const char* const* argv
 
 }  // namespace
 
+// NOLINTNEXTLINE(bugprone-exception-escape): running out of memory is meant to end it
 int main(int argc, char** argv) {
     GatewaySettings settings;
     settings.service.name = "gateway";

@@ -29,6 +29,7 @@ Result<std::unique_ptr<Service>> Service::create(Options options, transport::Ser
                                                  telemetry::Counters& counters) {
     options.stages.first_session = first_session(server.endpoint(), options.stages.run_id);
     options.stages.n_sessions = options.max_requests;
+    options.stages.interrupted = [&server] { return server.stopping(); };
     ASSIGN_OR_RETURN(auto stages, Stages::create(options.stages));
     return std::unique_ptr<Service>(
         new Service(std::move(options), server, counters, std::move(stages)));
@@ -48,7 +49,7 @@ Service::Service(Options options, transport::Server& server, telemetry::Counters
 
 Status Service::connect() {
     while (!server_.stopping()) {
-        const Status status = stages_->tend();
+        Status status = stages_->tend();
         if (status.has_value()) {
             const PipelineFacts& facts = stages_->facts();
             msg::Announcement announcement;
@@ -192,6 +193,7 @@ void Service::start_queued() {
         Status status = check_ids(request->ids, request->submit.stop_ids, stages_->facts());
         msg::Failure failure;
         if (status.has_value()) {
+            request->context = stages_->facts().max_positions;
             status = loop_.start(request);
             if (!status.has_value()) failure = stages_->failure();
         } else {

@@ -38,6 +38,7 @@ class Service {
                                                    telemetry::Counters& counters);
     Service(const Service&) = delete;
     Service& operator=(const Service&) = delete;
+    ~Service() = default;
 
     /// Waits until all stages are ready and makes the server ready, or until it is stopping.
     /// Error: incompatible (see compatibility.h).

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <optional>
 
 #include "common/base/log.h"
 
@@ -16,7 +17,9 @@ constexpr std::int64_t kHelloMs = 1000;     // a hello of one that has just answ
 constexpr std::int64_t kFirstPauseMs = 50;  // between looks, doubling
 constexpr std::int64_t kLongestPauseMs = 1000;
 constexpr std::int64_t kVerifyMs = 1000;  // answered by a connection thread: normally at once
-constexpr std::int64_t kDropMs = 10000;   // the trunk may be at a step of another gateway
+constexpr std::int64_t kDropMs = 2000;    // the trunk may still be at a step that was given up
+constexpr std::int64_t kSliceMs = 100;    // of a wait, between looks at what else happens
+constexpr std::int64_t kOthersMs = 1000;  // of a wait, between signs of life of the other stages
 constexpr std::size_t kDropBatch = 8;     // the queues in between are short
 
 constexpr unsigned kSessionBits = 16;  // of a session's number count within this gateway
@@ -108,7 +111,7 @@ void Stages::absent(Stage& stage, Error error) {
     loss_ = {stage.missing, stage.name};
 }
 
-Status Stages::say_hello(Stage& stage, std::vector<msg::SegmentProbe> probes) {
+Status Stages::say_hello(Stage& stage, const std::vector<msg::SegmentProbe>& probes) {
     ASSIGN_OR_RETURN(stage.announcement,
                      stage.channel->hello(probes, Deadline::after_ms(kHelloMs)));
     if (!stage.announcement.name.empty()) stage.name = stage.announcement.name;
@@ -125,7 +128,7 @@ Status Stages::say_hello_after(Stage& stage, const Stage& before) {
     const msg::SegmentProbe& arena = before.announcement.arena;
     if (!options_.use_shm || arena.segment.empty()) return Status::ok();
     const std::uint64_t instance = stage.announcement.instance;
-    const Status status = say_hello(stage, {arena});
+    Status status = say_hello(stage, {arena});
     if (!status.has_value()) {
         absent(stage, status.error());
         return status;
@@ -159,7 +162,7 @@ Status Stages::link() {
     for (std::uint32_t i = 0; i < options_.n_sessions; ++i)
         sessions[i] = options_.first_session + i;
     for (std::size_t i = 0; i < n_trunk(); ++i) {
-        const Status status = drop_on(trunk(i), sessions);
+        Status status = drop_on(trunk(i), sessions);
         if (status.has_value()) continue;
         absent(trunk(i), status.error());
         return status;
@@ -167,16 +170,16 @@ Status Stages::link() {
     return Status::ok();
 }
 
+/// By hello and not by ping: a connection that broke and came back is greeted again on the way.
 bool Stages::alive(Stage& stage) {
-    const auto pong = stage.channel->ping(Deadline::after_ms(kVerifyMs));
-    return pong.has_value() && pong->instance == stage.announcement.instance &&
-           pong->state == msg::State::ready;
+    const auto answer = stage.channel->hello({}, Deadline::after_ms(kVerifyMs));
+    return answer.has_value() && answer->instance == stage.announcement.instance;
 }
 
-void Stages::verify(std::int64_t max_age_ms) {
+void Stages::verify(std::int64_t max_age_ms, const Stage* except) {
     if (!ready_ || Clock::now() < verified_at_ + std::chrono::milliseconds(max_age_ms)) return;
     for (auto& stage : all_) {
-        if (alive(*stage)) continue;
+        if (stage.get() == except || alive(*stage)) continue;
         log::warn(fmt::format("stage is lost stage={}", stage->name));
         ready_ = false;
         absent(*stage, {ErrorCode::unavailable,
@@ -200,15 +203,50 @@ Result<std::uint64_t> Stages::send(Stage& stage, msg::Body body, std::vector<msg
 }
 
 Result<transport::Reply> Stages::receive(Stage& stage, std::uint64_t call_id, Deadline deadline) {
-    auto reply = stage.channel->receive(call_id, deadline);
-    if (!reply.has_value()) return judge(stage, std::move(reply).error());
-    verified_at_ = Clock::now();
+    auto reply = wait_for(stage, call_id, deadline);
+    if (!reply.has_value() && ready_) return judge(stage, std::move(reply).error());
     return reply;
+}
+
+/// Waits in slices: a step may take minutes, and meanwhile this process may be asked to stop, or
+/// another stage may die.
+Result<transport::Reply> Stages::wait_for(Stage& stage, std::uint64_t call_id, Deadline deadline) {
+    std::optional<Error> silence;
+    while (true) {
+        const Deadline slice = deadline.min(Deadline::after_ms(kSliceMs));
+        auto reply = stage.channel->receive(call_id, slice);
+        if (reply.has_value()) {
+            verified_at_ = Clock::now();
+            return reply;
+        }
+        // What looked like silence was the stage's own answer if the call is over now.
+        if (silence.has_value() && reply.error().code == ErrorCode::internal) return *silence;
+        if (reply.error().code != ErrorCode::deadline_exceeded || !slice.expired()) return reply;
+        silence = reply.error();
+        if (deadline.expired()) break;
+        if (options_.interrupted && options_.interrupted()) {
+            silence = Error{ErrorCode::cancelled, "the gateway is stopping", "ask again later"};
+            break;
+        }
+        const bool was_ready = ready_;
+        verify(kOthersMs, &stage);
+        if (was_ready && !ready_) {
+            failure_ = loss_;
+            silence = loss_.error;
+            break;
+        }
+    }
+    stage.channel->forget(call_id);
+    return *silence;
 }
 
 /// Tells a refused call from a lost stage. `unavailable` alone does not say: a trunk that lives may
 /// report that one of its expert servers is gone.
 Error Stages::judge(Stage& stage, Error error) {
+    if (error.code == ErrorCode::cancelled) {  // by this process
+        failure_ = {error, ""};
+        return error;
+    }
     std::string service = stage.channel->failed_service();
     // The stage calls itself by the name its pipeline gave it; the channel knows only its place.
     if (service.empty() || service == stage.channel->options().peer) service = stage.name;

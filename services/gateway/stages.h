@@ -11,6 +11,7 @@
 // One thread uses it.
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -51,8 +52,9 @@ class Stages {
         std::string sampler;
         std::uint64_t run_id = 0;
         bool use_shm = true;
-        std::uint64_t first_session = 1;  // this gateway's sessions are first_session and the
-        std::uint32_t n_sessions = 1;     // n_sessions - 1 numbers after it
+        std::uint64_t first_session = 1;    // this gateway's sessions are first_session and the
+        std::uint32_t n_sessions = 1;       // n_sessions - 1 numbers after it
+        std::function<bool()> interrupted;  // asked while waiting: true ends every wait
     };
     /// Error: invalid_argument (no trunk, malformed endpoint).
     static Result<std::unique_ptr<Stages>> create(Options options);
@@ -69,7 +71,7 @@ class Stages {
 
     /// Asks every stage for a sign of life, unless that was done within `max_age_ms`. A stage that
     /// gives none, or has been restarted, is lost.
-    void verify(std::int64_t max_age_ms);
+    void verify(std::int64_t max_age_ms) { verify(max_age_ms, nullptr); }
 
     Stage& tokenizer() noexcept { return *all_.front(); }
     Stage& sampler() noexcept { return *all_.back(); }
@@ -78,7 +80,9 @@ class Stages {
     transport::ArenaReader& reader() noexcept { return reader_; }
 
     /// A call and its two halves. After an error, failure() tells whose it is; if the stage itself
-    /// is gone or restarted, and not only this call refused, ready() is false from then on.
+    /// is gone or restarted, and not only this call refused, ready() is false from then on. So it
+    /// is when another stage is found lost during a long wait: the call is given up then, because
+    /// what it computes has no use any more.
     Result<transport::Reply> call(Stage& stage, msg::Body body, std::vector<msg::Bytes> frames,
                                   Deadline deadline);
     Result<std::uint64_t> send(Stage& stage, msg::Body body, std::vector<msg::Bytes> frames);
@@ -99,11 +103,13 @@ class Stages {
     Status add(std::string name, const std::string& endpoint);
     void look(Stage& stage);
     Status link();
-    Status say_hello(Stage& stage, std::vector<msg::SegmentProbe> probes);
+    Status say_hello(Stage& stage, const std::vector<msg::SegmentProbe>& probes);
     Status say_hello_after(Stage& stage, const Stage& before);
     Status drop_on(Stage& stage, std::span<const std::uint64_t> sessions);
     void absent(Stage& stage, Error error);
     bool alive(Stage& stage);
+    void verify(std::int64_t max_age_ms, const Stage* except);
+    Result<transport::Reply> wait_for(Stage& stage, std::uint64_t call_id, Deadline deadline);
     Error judge(Stage& stage, Error error);
 
     Options options_;

@@ -20,6 +20,7 @@ k3::Result<k3::Settings::Action> read_settings(int argc, const char* const* argv
 
 }  // namespace
 
+// NOLINTNEXTLINE(bugprone-exception-escape): running out of memory is meant to end it
 int main(int argc, char** argv) {
     k3::transport::ServiceOptions options;
     options.name = "sampler";

@@ -18,6 +18,7 @@ class Service {
     explicit Service(std::uint32_t max_rows);
     Service(const Service&) = delete;
     Service& operator=(const Service&) = delete;
+    ~Service() = default;
 
     /// Answers any request: Sampled, or an error that names what is wrong with it.
     void handle(transport::Request request);

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/socket_proxy.h"
 #include "tests/unit/services/gateway/gateway_fixture.h"
 
 namespace k3::gateway {
@@ -114,6 +115,66 @@ TEST_CASE("a trunk that dies in the middle of a step is noticed") {
     gateway.trunk[0]->mute = false;
     gateway.trunk[0]->start();
     check_right(client.generate(submit_text("two", 8)), *gateway.trunk[0], "two", 8);
+}
+
+TEST_CASE("a stage that dies during a long step of another is noticed meanwhile") {
+    GatewayFixture gateway;
+    gateway.trunk[0]->max_positions = 1'000'000;
+    gateway.start();
+    auto client = gateway.client();
+    Running running = begin_endless(client, "one");
+    gateway.trunk[0]->mute = true;  // computes for longer than anybody waits here
+    REQUIRE(gateway.trunk[0]->wait_for_requests(gateway.trunk[0]->n_requests() + 1));
+    gateway.sampler.stop();
+    const auto lost_at = Clock::now();
+    client.collect_more(running.call, running.got, 20000);
+    REQUIRE(running.got.error);
+    CHECK(ms_since(lost_at) < 5000);
+    CHECK(running.got.failed_service == "sampler");
+    gateway.trunk[0]->mute = false;
+    gateway.sampler.start();
+    check_right(client.generate(submit_text("two", 8)), *gateway.trunk[0], "two", 8);
+    CHECK(GatewayFixture::eventually([&] { return gateway.trunk[0]->n_sessions() == 0; }));
+}
+
+TEST_CASE("a gateway asked to stop in the middle of a step does not wait for it") {
+    GatewayFixture gateway;
+    gateway.trunk[0]->max_positions = 1'000'000;
+    gateway.start();
+    auto client = gateway.client();
+    Running running = begin_endless(client, "one");
+    gateway.trunk[0]->mute = true;
+    REQUIRE(gateway.trunk[0]->wait_for_requests(gateway.trunk[0]->n_requests() + 1));
+    const auto asked_at = Clock::now();
+    gateway.stop_gateway();
+    CHECK(ms_since(asked_at) < 3000);
+    client.collect_more(running.call, running.got, 5000);
+    CHECK(running.got.error);
+}
+
+TEST_CASE("a connection that breaks and comes back costs only what was under way") {
+    for (const bool idle : {false, true}) {
+        GatewayFixture gateway;
+        gateway.trunk[0]->max_positions = 1'000'000;
+        const std::string front = gateway.dir.endpoint("proxy");
+        test::SocketProxy proxy(front, gateway.trunk[0]->endpoint());
+        gateway.options.stages.trunk = {front};
+        gateway.start();
+        auto client = gateway.client();
+        check_right(client.generate(submit_text("one", 8)), *gateway.trunk[0], "one", 8);
+        if (!idle) {
+            Running running = begin_endless(client, "two");
+            proxy.cut();
+            client.collect_more(running.call, running.got, 20000);
+            REQUIRE(running.got.error);
+            CHECK(running.got.failed_service == "trunk");
+        } else {
+            proxy.cut();
+        }
+        CAPTURE(idle);
+        check_right(client.generate(submit_text("three", 8)), *gateway.trunk[0], "three", 8);
+        CHECK(GatewayFixture::eventually([&] { return gateway.trunk[0]->n_sessions() == 0; }));
+    }
 }
 
 TEST_CASE("a trunk restarted while nothing runs costs no request") {
