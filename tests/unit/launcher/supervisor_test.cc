@@ -247,9 +247,10 @@ TEST_CASE("a stage that fails at first is retried, and one that always fails is 
 
 TEST_CASE("a stage that makes no progress is given up, one that does is waited for") {
     Bench bench;
-    bench.options.start_timeout_ms = 400;
+    // Long enough for a busy machine to start a process, shorter than the loading takes.
+    bench.options.start_timeout_ms = 2000;
     SUBCASE("progress") {
-        bench.add_pair({"--load-ms", "1000"});
+        bench.add_pair({"--load-ms", "4000"});
         bench.start();
         CHECK(bench.supervisor().wait_ready().has_value());
     }
