@@ -82,6 +82,7 @@ Status Stages::tend() {
     if (missing != nullptr) return missing->missing;
     RETURN_IF_ERROR(link());
     ready_ = true;
+    for (auto& stage : all_) stage->pause_ms = 0;
     verified_at_ = Clock::now();
     return Status::ok();
 }
@@ -99,6 +100,8 @@ void Stages::look(Stage& stage) {
                               "wait until it is ready, or look at its log"});
     const Status status = say_hello(stage, {});
     if (!status.has_value()) return absent(stage, status.error());
+    if (stage.logged_instance == stage.announcement.instance) return;
+    stage.logged_instance = stage.announcement.instance;
     log::info(fmt::format("stage is ready stage={} endpoint={}", stage.name,
                           stage.channel->options().endpoint));
 }
@@ -119,32 +122,34 @@ Status Stages::say_hello(Stage& stage, const std::vector<msg::SegmentProbe>& pro
     stage.gateway_reads = options_.use_shm && !arena.segment.empty() && reader_.can_read(arena);
     stage.up = true;
     stage.progress_permille = 1000;
-    stage.pause_ms = 0;
     return Status::ok();
 }
 
-Status Stages::say_hello_after(Stage& stage, const Stage& before) {
-    stage.reads_previous = false;
-    const msg::SegmentProbe& arena = before.announcement.arena;
-    if (!options_.use_shm || arena.segment.empty()) return Status::ok();
-    const std::uint64_t instance = stage.announcement.instance;
-    Status status = say_hello(stage, {arena});
+/// Greets `stage` and asks whether it can read what `before` answers.
+Status Stages::say_hello_after(Stage& stage, const Stage* before) {
+    std::vector<msg::SegmentProbe> probes;
+    if (options_.use_shm && before != nullptr && !before->announcement.arena.segment.empty())
+        probes.push_back(before->announcement.arena);
+    Status status = say_hello(stage, probes);
     if (!status.has_value()) {
         absent(stage, status.error());
         return status;
     }
-    const msg::Announcement& answer = stage.announcement;
-    stage.reads_previous = answer.probes.size() == 1 && answer.probes.front();
-    if (answer.instance == instance) return Status::ok();
-    absent(stage, {ErrorCode::unavailable, fmt::format("{} was restarted meanwhile", stage.name),
-                   "wait until it is ready"});
-    return stage.missing;
+    const std::vector<bool>& answers = stage.announcement.probes;
+    stage.reads_previous = !probes.empty() && answers.size() == 1 && answers.front();
+    return Status::ok();
 }
 
-/// Everybody is there: do they fit together, and who can read whose arena?
+/// All were there a moment ago: do they fit together, and who can read whose arena?
 Status Stages::link() {
+    // Once more, in order: each is asked about the one before it as that is now.
     std::vector<msg::Announcement> announcements;
-    for (std::size_t i = 0; i < n_trunk(); ++i) announcements.push_back(trunk(i).announcement);
+    RETURN_IF_ERROR(say_hello_after(tokenizer(), nullptr));
+    for (std::size_t i = 0; i < n_trunk(); ++i) {
+        RETURN_IF_ERROR(say_hello_after(trunk(i), i == 0 ? nullptr : &trunk(i - 1)));
+        announcements.push_back(trunk(i).announcement);
+    }
+    RETURN_IF_ERROR(say_hello_after(sampler(), &trunk(n_trunk() - 1)));
     auto facts = check_stages(tokenizer().announcement, announcements, sampler().announcement);
     if (!facts.has_value()) {
         // Any of them may be the wrong one: all are asked again after a pause.
@@ -153,9 +158,6 @@ Status Stages::link() {
         return facts.error();
     }
     facts_ = std::move(*facts);
-    for (std::size_t i = 1; i < n_trunk(); ++i)
-        RETURN_IF_ERROR(say_hello_after(trunk(i), trunk(i - 1)));
-    RETURN_IF_ERROR(say_hello_after(sampler(), trunk(n_trunk() - 1)));
 
     // What a former life of this gateway may have left behind.
     std::vector<std::uint64_t> sessions(options_.n_sessions);

@@ -39,6 +39,7 @@ struct Stage {
 
     // While it is not up:
     Error missing;                        // what is known about it
+    std::uint64_t logged_instance = 0;    // whose arrival has been logged
     std::uint32_t progress_permille = 0;  // of its loading
     Clock::time_point look_at;            // not before
     std::int64_t pause_ms = 0;
@@ -104,7 +105,7 @@ class Stages {
     void look(Stage& stage);
     Status link();
     Status say_hello(Stage& stage, const std::vector<msg::SegmentProbe>& probes);
-    Status say_hello_after(Stage& stage, const Stage& before);
+    Status say_hello_after(Stage& stage, const Stage* before);
     Status drop_on(Stage& stage, std::span<const std::uint64_t> sessions);
     void absent(Stage& stage, Error error);
     bool alive(Stage& stage);
