@@ -211,7 +211,7 @@ TEST_CASE("while loading, requests are refused with the progress and control is 
     CHECK(error.code == ErrorCode::unavailable);
     CHECK(error.message == "echo is still loading (42 %: layer 3)");
 
-    Result<msg::Announcement> early = channel->hello({}, Deadline::after_ms(150));
+    Result<msg::Announcement> early = channel->hello({}, Deadline::after_ms(1500));
     REQUIRE_FALSE(early.has_value());
     CHECK(early.error().code == ErrorCode::unavailable);
     CHECK(early.error().message.find("42 %: layer 3") != std::string::npos);
