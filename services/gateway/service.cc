@@ -14,7 +14,6 @@ namespace k3::gateway {
 namespace {
 
 constexpr std::int64_t kIdleMs = 1000;   // between signs of life of the stages
-constexpr std::int64_t kFreshMs = 200;   // a sign of life that is younger counts
 constexpr std::int64_t kMissingMs = 20;  // between looks for a missing stage
 
 std::uint64_t mix(std::uint64_t x) {  // the finaliser of splitmix64
@@ -144,7 +143,9 @@ void Service::cancel(std::uint64_t handle) {
 
 void Service::tend_stages() {
     // Running requests find out by themselves.
-    if (loop_.idle()) stages_->verify(queue_.empty() ? kIdleMs : kFreshMs);
+    // Before the first request after a pause every stage is asked: a connection may have broken
+    // since.
+    if (loop_.idle()) stages_->verify(queue_.empty() ? kIdleMs : 0);
     if (stages_->ready()) {
         missing_since_ = Clock::now();
         return;
