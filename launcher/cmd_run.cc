@@ -12,7 +12,9 @@
 #include <random>
 #include <thread>
 
+#include "common/transport/endpoint.h"
 #include "launcher/commands.h"
+#include "launcher/endpoint_probe.h"
 #include "launcher/gateway_client.h"
 #include "launcher/run_output.h"
 #include "launcher/session.h"
@@ -20,6 +22,9 @@
 namespace k3::launcher {
 
 namespace {
+
+constexpr std::int64_t kProbeMs = 2000;    // for a host to react at all
+constexpr std::int64_t kGatewayMs = 5000;  // for a gateway to be ready
 
 Result<std::string> read_all(const std::filesystem::path& path) {
     if (path == "-") return std::string(std::istreambuf_iterator<char>(std::cin), {});
@@ -162,7 +167,7 @@ int generate(const RunCommand& command, Prepared prepared, const std::string& en
         if (!created.has_value()) return report(created.error());
         logits = *std::move(created);
     }
-    auto client = GatewayClient::connect(endpoint, run_id, Deadline::after_ms(5000));
+    auto client = GatewayClient::connect(endpoint, run_id, Deadline::after_ms(kGatewayMs), give_up);
     if (!client.has_value()) return report(client.error());
     say_how_tokens_are_chosen(command, &prepared.submit, events);
 
@@ -185,12 +190,26 @@ int generate(const RunCommand& command, Prepared prepared, const std::string& en
     return finished->reason == msg::FinishReason::cancelled ? kExitInterrupted : kExitOk;
 }
 
+/// A gateway of a running pipeline may be between two lives and is waited for; one that was named
+/// by its endpoint is somebody else's affair, so nobody there is the answer.
+Status check_gateway_listens(const std::string& endpoint) {
+    if (auto parsed = transport::parse_endpoint(endpoint); !parsed.has_value())
+        return std::move(parsed).error().with_context("--gateway");
+    EndpointProbe probe = probe_endpoint(endpoint, kProbeMs);
+    if (probe.finding == EndpointProbe::Finding::listening) return Status::ok();
+    return Error{ErrorCode::unavailable,
+                 fmt::format("no gateway answers at {}: {}", endpoint, probe.reason),
+                 "start it first, or correct --gateway (k3pipe status shows what runs)"};
+}
+
 int run_attached(const RunCommand& command, Prepared prepared, const EventLog& events) {
     std::string endpoint = command.gateway;
     if (endpoint.empty()) {
         auto running = find_running(command.run_dir, command.attach_name);
         if (!running.has_value()) return report(running.error());
         endpoint = running->gateway;
+    } else if (Status listens = check_gateway_listens(endpoint); !listens) {
+        return report(listens.error());
     }
     auto signals = take_stop_signals();
     if (!signals.has_value()) return report(signals.error());

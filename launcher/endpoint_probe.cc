@@ -1,61 +1,131 @@
 #include "launcher/endpoint_probe.h"
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
+#include <fmt/format.h>
+#include <netdb.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 
 #include <cerrno>
-#include <cstdlib>
+#include <condition_variable>
 #include <cstring>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <vector>
 
+#include "common/base/deadline.h"
 #include "common/base/fd.h"
+#include "common/transport/endpoint.h"
 
 namespace k3::launcher {
 
 namespace {
 
-constexpr int kWaitMs = 200;  // of an address that does not answer at all
+using Finding = EndpointProbe::Finding;
 
-bool accepts(const sockaddr* address, socklen_t size) {
-    Fd fd(::socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    if (!fd.valid()) return false;
-    if (::connect(fd.get(), address, size) == 0) return true;
-    if (errno != EINPROGRESS && errno != EAGAIN) return false;
-    pollfd wait{fd.get(), POLLOUT, 0};
-    int problem = 0;
-    socklen_t length = sizeof problem;
-    return ::poll(&wait, 1, kWaitMs) == 1 &&
-           ::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &problem, &length) == 0 && problem == 0;
+std::string reason_of(int code, sa_family_t family) {
+    if (family == AF_UNIX && code == ENOENT) return "there is no such socket file";
+    if (family == AF_UNIX && code == ECONNREFUSED) return "nobody listens on that socket file";
+    if (code == ECONNREFUSED) return "the connection is refused";
+    return std::strerror(code);
 }
 
-bool ipc_accepts(const std::string& path) {
+EndpointProbe connect_to(const sockaddr* address, socklen_t size, Deadline deadline) {
+    Fd fd(::socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    if (!fd.valid()) return {Finding::silent, std::strerror(errno)};
+    if (::connect(fd.get(), address, size) == 0) return {Finding::listening, ""};
+    int problem = errno;
+    // A unix socket says so when the queue of a listener is full.
+    if (problem == EAGAIN) return {Finding::listening, ""};
+    if (problem == EINPROGRESS) {
+        pollfd wait{fd.get(), POLLOUT, 0};
+        if (::poll(&wait, 1, static_cast<int>(deadline.remaining_ms())) != 1)
+            return {Finding::silent, "the host does not react"};
+        socklen_t length = sizeof problem;
+        ::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &problem, &length);
+        if (problem == 0) return {Finding::listening, ""};
+    }
+    return {problem == ETIMEDOUT ? Finding::silent : Finding::absent,
+            reason_of(problem, address->sa_family)};
+}
+
+EndpointProbe connect_ipc(const std::string& path, Deadline deadline) {
     sockaddr_un address = {};
     address.sun_family = AF_UNIX;
-    if (path.size() >= sizeof address.sun_path) return false;
-    std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
-    return accepts(reinterpret_cast<const sockaddr*>(&address), sizeof address);
+    std::memcpy(address.sun_path, path.c_str(), path.size() + 1);  // bounded by parse_endpoint
+    return connect_to(reinterpret_cast<const sockaddr*>(&address), sizeof address, deadline);
 }
 
-bool tcp_accepts(const std::string& place) {
-    std::size_t colon = place.rfind(':');
-    if (colon == std::string::npos) return false;
-    sockaddr_in address = {};
-    address.sin_family = AF_INET;
-    address.sin_port = htons(static_cast<std::uint16_t>(std::atoi(place.c_str() + colon + 1)));
-    std::string host = place.substr(0, colon);
-    if (host == "localhost") host = "127.0.0.1";
-    if (::inet_pton(AF_INET, host.c_str(), &address.sin_addr) != 1) return false;
-    return accepts(reinterpret_cast<const sockaddr*>(&address), sizeof address);
+struct Address {
+    sockaddr_storage bytes = {};
+    socklen_t size = 0;
+};
+
+/// What the resolver said, shared with a thread that may outlive the question.
+struct Lookup {
+    std::mutex mutex;
+    std::condition_variable done;
+    bool finished = false;
+    int code = 0;
+    std::vector<Address> addresses;
+};
+
+void look_up(const transport::Endpoint& endpoint, int flags, Lookup& lookup) {
+    addrinfo hints = {};
+    hints.ai_flags = flags;
+    // As the channels do: version 6 only if it is written so.
+    hints.ai_family = endpoint.text.find('[') == std::string::npos ? AF_INET : AF_INET6;
+    hints.ai_socktype = SOCK_STREAM;
+    addrinfo* found = nullptr;
+    int code = ::getaddrinfo(endpoint.host.c_str(), endpoint.port.c_str(), &hints, &found);
+    std::lock_guard lock(lookup.mutex);
+    lookup.code = code;
+    for (const addrinfo* it = code == 0 ? found : nullptr; it != nullptr; it = it->ai_next) {
+        Address address;
+        address.size = it->ai_addrlen;
+        std::memcpy(&address.bytes, it->ai_addr, it->ai_addrlen);
+        lookup.addresses.push_back(address);
+    }
+    if (code == 0) ::freeaddrinfo(found);
+    lookup.finished = true;
+    lookup.done.notify_all();
+}
+
+EndpointProbe connect_tcp(const transport::Endpoint& endpoint, Deadline deadline) {
+    auto lookup = std::make_shared<Lookup>();  // owners: this call and the thread
+    look_up(endpoint, AI_NUMERICHOST, *lookup);
+    if (lookup->code == EAI_NONAME) {
+        lookup = std::make_shared<Lookup>();
+        std::thread([endpoint, lookup] { look_up(endpoint, 0, *lookup); }).detach();
+    }
+    std::unique_lock lock(lookup->mutex);
+    if (!lookup->done.wait_until(lock, deadline.at(), [&] { return lookup->finished; }))
+        return {Finding::silent, fmt::format("{} is not resolved", endpoint.host)};
+    if (lookup->code != 0)
+        return {Finding::absent, fmt::format("{} cannot be resolved ({})", endpoint.host,
+                                             ::gai_strerror(lookup->code))};
+    EndpointProbe probe{Finding::absent, "the name has no address"};
+    for (const Address& address : lookup->addresses) {
+        probe =
+            connect_to(reinterpret_cast<const sockaddr*>(&address.bytes), address.size, deadline);
+        if (probe.finding == Finding::listening) break;
+    }
+    return probe;
 }
 
 }  // namespace
 
-bool somebody_listens(const std::string& endpoint) {
-    if (endpoint.starts_with("ipc://")) return ipc_accepts(endpoint.substr(6));
-    if (endpoint.starts_with("tcp://")) return tcp_accepts(endpoint.substr(6));
-    return false;
+EndpointProbe probe_endpoint(const std::string& endpoint, std::int64_t wait_ms) {
+    auto parsed = transport::parse_endpoint(endpoint);
+    if (!parsed.has_value()) return {Finding::absent, parsed.error().message};
+    Deadline deadline = Deadline::after_ms(wait_ms);
+    EndpointProbe probe = parsed->kind == transport::Endpoint::Kind::ipc
+                              ? connect_ipc(parsed->path, deadline)
+                              : connect_tcp(*parsed, deadline);
+    if (probe.finding == Finding::silent) probe.reason += fmt::format(" within {} ms", wait_ms);
+    return probe;
 }
 
 }  // namespace k3::launcher

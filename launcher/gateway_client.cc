@@ -15,10 +15,26 @@ namespace {
 
 constexpr std::int64_t kSliceMs = 100;
 
+/// Channel::hello in slices, so that the user can end the wait for a gateway that loads.
+Result<msg::Announcement> patient_hello(transport::Channel& channel, Deadline deadline,
+                                        const std::function<bool()>& give_up) {
+    for (;;) {
+        // The last slice takes what is left: a tiny one would end in a worse sentence.
+        bool last = deadline.remaining_ms() < 2 * kSliceMs;
+        auto answer = channel.hello({}, last ? deadline : Deadline::after_ms(kSliceMs));
+        if (answer.has_value()) return answer;
+        ErrorCode code = answer.error().code;
+        bool may_come = code == ErrorCode::unavailable || code == ErrorCode::deadline_exceeded;
+        if (!may_come || deadline.expired()) return answer;
+        if (give_up()) return Error{ErrorCode::cancelled, "interrupted", ""};
+    }
+}
+
 }  // namespace
 
 Result<GatewayClient> GatewayClient::connect(const std::string& endpoint, std::uint64_t run_id,
-                                             Deadline deadline) {
+                                             Deadline deadline,
+                                             const std::function<bool()>& give_up) {
     GatewayClient client;
     transport::Channel::Options options;
     options.endpoint = endpoint;
@@ -26,7 +42,8 @@ Result<GatewayClient> GatewayClient::connect(const std::string& endpoint, std::u
     options.run_id = run_id;
     ASSIGN_OR_RETURN(client.channel_, transport::Channel::create(std::move(options)));
     client.reader_ = std::make_unique<transport::ArenaReader>();
-    ASSIGN_OR_RETURN(msg::Announcement announcement, client.channel_->hello({}, deadline));
+    ASSIGN_OR_RETURN(msg::Announcement announcement,
+                     patient_hello(*client.channel_, deadline, give_up));
     auto* facts = std::get_if<msg::GatewayFacts>(&announcement.facts);
     if (facts == nullptr)
         return Error{ErrorCode::incompatible,

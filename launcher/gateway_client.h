@@ -27,9 +27,10 @@ class GenerationSink {
 
 class GatewayClient {
   public:
-    /// Errors: those of Channel::hello.
+    /// Says hello until the gateway is ready. `give_up` as in generate().
+    /// Errors: those of Channel::hello, cancelled.
     static Result<GatewayClient> connect(const std::string& endpoint, std::uint64_t run_id,
-                                         Deadline deadline);
+                                         Deadline deadline, const std::function<bool()>& give_up);
 
     const msg::GatewayFacts& facts() const noexcept { return facts_; }
 

@@ -23,6 +23,7 @@ namespace {
 
 constexpr std::int64_t kKillPatienceMs = 1500;  // for the kernel to end what got SIGKILL
 constexpr std::int64_t kProgressLineMs = 1000;
+constexpr std::int64_t kTakenProbeMs = 200;  // an address that does not react is not taken
 
 double seconds_between(Clock::time_point from, Clock::time_point to) {
     return std::chrono::duration<double>(to - from).count();
@@ -149,6 +150,7 @@ Status Supervisor::Loop::prepare() {
         watch.name = stages_[i].plan.name;
         watch.endpoint = stages_[i].plan.endpoint;
         watch.run_id = plan_.run_id;
+        watch.attached = !stages_[i].plan.owned;
         ASSIGN_OR_RETURN(stages_[i].watcher, Watcher::start(std::move(watch), *mailbox));
     }
     return Status::ok();
@@ -193,7 +195,10 @@ void Supervisor::Loop::launch(SupervisedStage& stage) {
                                    stage.plan.name, stage.plan.endpoint));
         return;
     }
-    if (somebody_listens(stage.plan.endpoint)) {
+    // Else a stage that finds its place taken would look ready for a moment, because the owner of
+    // the place answers in its name.
+    if (probe_endpoint(stage.plan.endpoint, kTakenProbeMs).finding ==
+        EndpointProbe::Finding::listening) {
         fail(stage, Error{ErrorCode::resource_exhausted,
                           fmt::format("{}, the endpoint of {}, is taken by another process",
                                       stage.plan.endpoint, stage.plan.name),

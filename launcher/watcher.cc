@@ -10,10 +10,50 @@
 #include <utility>
 
 #include "common/transport/channel.h"
+#include "launcher/endpoint_probe.h"
 
 namespace k3::launcher {
 
 namespace {
+
+constexpr std::int64_t kKnockMs = 500;  // for one connection; the thread cannot end meanwhile
+
+/// Looks whether anybody is at an attached endpoint before it is spoken to.
+class Door {
+  public:
+    explicit Door(const Watcher::Options& options) : options_(options) {}
+
+    /// True from the first accepted connection on.
+    bool open() {
+        if (open_ || !options_.attached) return true;
+        EndpointProbe probe = probe_endpoint(options_.endpoint, kKnockMs);
+        open_ = probe.finding == EndpointProbe::Finding::listening;
+        if (probe.finding != EndpointProbe::Finding::absent) {
+            absent_since_.reset();
+        } else if (!absent_since_.has_value()) {
+            absent_since_ = Clock::now();
+        }
+        reason_ = std::move(probe.reason);
+        return open_;
+    }
+
+    /// The error, once it has been closed for too long.
+    std::optional<Error> refusal() const {
+        if (!absent_since_.has_value() ||
+            Clock::now() - *absent_since_ < std::chrono::milliseconds(options_.absence_ms))
+            return std::nullopt;
+        return Error{ErrorCode::unavailable,
+                     fmt::format("nothing answers at {}, the endpoint of {}: {}", options_.endpoint,
+                                 options_.name, reason_),
+                     "start that process first, or remove the endpoint from the pipeline file"};
+    }
+
+  private:
+    const Watcher::Options& options_;
+    bool open_ = false;
+    std::optional<Clock::time_point> absent_since_;
+    std::string reason_;
+};
 
 /// One stage through one channel: remembers which instance it has already been introduced to.
 class Interview {
@@ -139,8 +179,15 @@ void Watcher::run() {
     auto channel = transport::Channel::create(std::move(options));
     if (!channel.has_value()) return;  // start() has just made one like it
     Interview interview(**channel, options_.stage);
+    Door door(options_);
     for (;;) {
-        Sighting sighting = interview.ask(options_.ask_ms);
+        Sighting sighting;
+        if (door.open()) {
+            sighting = interview.ask(options_.ask_ms);
+        } else {
+            sighting.stage = options_.stage;
+            sighting.refusal = door.refusal();
+        }
         bool steady = sighting.answered && sighting.pong.state == msg::State::ready;
         mailbox_->put(std::move(sighting));
         std::unique_lock lock(mutex_);

@@ -27,7 +27,8 @@ struct Sighting {
     bool answered = false;
     msg::Pong pong;                                 // if answered
     std::optional<msg::Announcement> announcement;  // the first time an instance says ready
-    std::optional<Error> refusal;  // it answers, and what it says cannot be worked with
+    // It answers and what it says cannot be worked with, or it is attached and nobody is there.
+    std::optional<Error> refusal;
 };
 
 /// Sightings of all watchers on their way to the supervisor.
@@ -58,9 +59,12 @@ class Watcher {
         std::string name;
         std::string endpoint;
         std::uint64_t run_id = 0;
+        bool attached = false;         // not started by us: refused if nobody listens there
         std::int64_t ask_ms = 150;     // how long one question waits
         std::int64_t eager_ms = 10;    // pause between questions until it is ready
         std::int64_t steady_ms = 500;  // and afterwards
+        // Nobody has to listen at an attached endpoint for so long: one script may start both.
+        std::int64_t absence_ms = 300;
     };
     /// Starts the thread. `mailbox` must outlive this. Error: invalid_argument (endpoint).
     static Result<std::unique_ptr<Watcher>> start(Options options, Mailbox& mailbox);

@@ -4,9 +4,12 @@
 
 #include <doctest/doctest.h>
 #include <signal.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <filesystem>
 #include <mutex>
 #include <string>
@@ -163,6 +166,17 @@ class Bench {
     std::vector<StageRecord> stages_;
 };
 
+/// Somebody who accepts connections (the kernel does) and never says a word.
+Fd listening_socket(const fs::path& path) {
+    Fd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_un address = {};
+    address.sun_family = AF_UNIX;
+    std::strncpy(address.sun_path, path.c_str(), sizeof address.sun_path - 1);
+    REQUIRE(::bind(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) == 0);
+    REQUIRE(::listen(fd.get(), 100) == 0);
+    return fd;
+}
+
 bool is_gone(std::int64_t pid) { return ::kill(static_cast<pid_t>(pid), 0) != 0; }
 
 }  // namespace
@@ -299,14 +313,37 @@ TEST_CASE("a stopped stage is lost, then ready again, and nobody kills it meanwh
 TEST_CASE("an attached endpoint is watched, not owned") {
     Bench bench;
     StagePlan& trunk = bench.add_pair();
-    SUBCASE("nothing answers there") {
+    SUBCASE("nobody is there, which is known without waiting for an answer") {
         trunk.owned = false;
-        bench.options.attach_timeout_ms = 300;
+        bench.options.attach_timeout_ms = 3600'000;
         bench.start();
         Status ready = bench.supervisor().wait_ready();
         REQUIRE_FALSE(ready.has_value());
         CHECK(exit_code(ready.error().code) == kExitUnavailable);
-        CHECK(ready.error().message.find("nothing answers at " + bench.endpoint("trunk")) == 0);
+        CHECK(ready.error().message == "nothing answers at " + bench.endpoint("trunk") +
+                                           ", the endpoint of trunk: there is no such socket file");
+    }
+    SUBCASE("somebody accepts connections and never answers") {
+        trunk.owned = false;
+        bench.options.attach_timeout_ms = 300;
+        Fd mute = listening_socket(bench.file("trunk.sock"));
+        bench.start();
+        Status ready = bench.supervisor().wait_ready();
+        REQUIRE_FALSE(ready.has_value());
+        CHECK(exit_code(ready.error().code) == kExitUnavailable);
+        CHECK(ready.error().message == "nothing answers at " + bench.endpoint("trunk") +
+                                           ", the endpoint of trunk, within 300 ms");
+    }
+    SUBCASE("one that comes a moment after the launcher is met") {
+        trunk.owned = false;
+        bench.start();
+        auto starter = make_local_starter();
+        REQUIRE(starter.has_value());
+        auto process = (*starter)->start({"trunk", trunk.argv, {}, false});
+        REQUIRE(process.has_value());
+        CHECK(bench.supervisor().wait_ready().has_value());
+        (*starter)->signal(*process, SIGTERM);
+        CHECK(bench.wait_for([&] { return (*starter)->reap(*process).has_value(); }));
     }
     SUBCASE("it outlives the pipeline") {
         auto starter = make_local_starter();
