@@ -19,11 +19,11 @@ static_assert(std::endian::native == std::endian::little, "safetensors is little
 namespace {
 
 constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;  // the limit of the reference library
-constexpr std::string_view kCopyAgain = "copy the file again from its source";
+constexpr std::string_view kCopyFileAgain = "copy the file again from its source";
 
-Error corrupt(const std::filesystem::path& path, std::string_view what) {
+Error corrupt_shard(const std::filesystem::path& path, std::string_view what) {
     return Error{ErrorCode::corrupt, fmt::format("{}: {}", path.string(), what),
-                 std::string(kCopyAgain)};
+                 std::string(kCopyFileAgain)};
 }
 
 std::optional<DType> parse_dtype(std::string_view text) {
@@ -91,17 +91,17 @@ Result<TensorInfo> checked_tensor(const Entry& entry, std::uint64_t data_start,
                                  path.string(), entry.name, entry.dtype),
                      "use the checkpoint as released, not a conversion of it"};
     if (entry.n_dims > Shape::kMaxDims)
-        return corrupt(path, fmt::format("tensor {} has {} dimensions, more than {}", entry.name,
-                                         entry.n_dims, Shape::kMaxDims));
+        return corrupt_shard(path, fmt::format("tensor {} has {} dimensions, more than {}",
+                                               entry.name, entry.n_dims, Shape::kMaxDims));
     Shape shape(std::span<const std::uint64_t>(entry.sizes.data(), entry.n_dims));
     std::optional<std::uint64_t> wanted = bytes_of(entry, *dtype);
     std::uint64_t bytes = entry.end - entry.begin;
     if (!wanted || *wanted != bytes)
-        return corrupt(path,
-                       fmt::format("tensor {} of shape {} and dtype {} takes {} bytes, but its "
-                                   "range has {}",
-                                   entry.name, to_string(shape), to_string(*dtype),
-                                   wanted ? std::to_string(*wanted) : "over 2^64", bytes));
+        return corrupt_shard(
+            path, fmt::format("tensor {} of shape {} and dtype {} takes {} bytes, but its "
+                              "range has {}",
+                              entry.name, to_string(shape), to_string(*dtype),
+                              wanted ? std::to_string(*wanted) : "over 2^64", bytes));
     TensorInfo info;
     info.name = entry.name;
     info.shape = shape;
@@ -122,8 +122,9 @@ Status check_ranges(std::vector<Range>& ranges, std::uint64_t data_bytes, std::u
                     const std::filesystem::path& path) {
     for (const Range& range : ranges)
         if (range.begin > range.end)
-            return corrupt(path, fmt::format("tensor {} begins at {} and ends before it, at {}",
-                                             range.name, range.begin, range.end));
+            return corrupt_shard(
+                path, fmt::format("tensor {} begins at {} and ends before it, at {}", range.name,
+                                  range.begin, range.end));
     std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) {
         return std::tie(a.begin, a.end) < std::tie(b.begin, b.end);
     });
@@ -131,21 +132,22 @@ Status check_ranges(std::vector<Range>& ranges, std::uint64_t data_bytes, std::u
     auto beyond = [&](const Range& range) { return range.end > data_bytes; };
     if (auto n = std::count_if(ranges.begin(), ranges.end(), beyond); n > 0) {
         const Range& first = *std::find_if(ranges.begin(), ranges.end(), beyond);
-        return corrupt(path, fmt::format("truncated: tensor {} lies at bytes {} to {} of the data "
-                                         "that begins at {}, but the file has {} bytes ({} of {} "
-                                         "tensors lie beyond its end)",
-                                         first.name, first.begin, first.end, data_start, file_bytes,
-                                         n, ranges.size()));
+        return corrupt_shard(
+            path, fmt::format("truncated: tensor {} lies at bytes {} to {} of the data "
+                              "that begins at {}, but the file has {} bytes ({} of {} "
+                              "tensors lie beyond its end)",
+                              first.name, first.begin, first.end, data_start, file_bytes, n,
+                              ranges.size()));
     }
     const Range* previous = nullptr;
     for (const Range& range : ranges) {
         if (range.begin == range.end) continue;
         if (previous != nullptr && range.begin < previous->end)
-            return corrupt(path,
-                           fmt::format("tensors {} and {} overlap: bytes {} to {} and {} to {}",
-                                       previous->name, range.name, data_start + previous->begin,
-                                       data_start + previous->end, data_start + range.begin,
-                                       data_start + range.end));
+            return corrupt_shard(
+                path, fmt::format("tensors {} and {} overlap: bytes {} to {} and {} to {}",
+                                  previous->name, range.name, data_start + previous->begin,
+                                  data_start + previous->end, data_start + range.begin,
+                                  data_start + range.end));
         previous = &range;
     }
     return Status::ok();
@@ -154,17 +156,19 @@ Status check_ranges(std::vector<Range>& ranges, std::uint64_t data_bytes, std::u
 Result<std::uint64_t> read_header_length(int fd, std::uint64_t file_bytes,
                                          const std::filesystem::path& path) {
     if (file_bytes < 8)
-        return corrupt(path, fmt::format("truncated: {} bytes, and a safetensors file begins with "
+        return corrupt_shard(path,
+                             fmt::format("truncated: {} bytes, and a safetensors file begins with "
                                          "a header length of 8",
                                          file_bytes));
     std::uint64_t n = 0;
     RETURN_IF_ERROR(read_exactly(fd, 0, std::as_writable_bytes(std::span(&n, 1)), path));
-    if (n == 0) return corrupt(path, "header length 0");
+    if (n == 0) return corrupt_shard(path, "header length 0");
     if (n > file_bytes - 8)
-        return corrupt(
+        return corrupt_shard(
             path, fmt::format("header length {} goes beyond the file's {} bytes", n, file_bytes));
     if (n > kMaxHeaderBytes)
-        return corrupt(path, fmt::format("header length {} exceeds {} bytes", n, kMaxHeaderBytes));
+        return corrupt_shard(path,
+                             fmt::format("header length {} exceeds {} bytes", n, kMaxHeaderBytes));
     return n;
 }
 
@@ -252,7 +256,8 @@ Result<std::vector<TensorInfo>> read_safetensors_header(
     try {
         entries = parse_entries(json);
     } catch (const simdjson::simdjson_error& e) {
-        return corrupt(path, fmt::format("the header ({} bytes at offset 8) is not the JSON of a "
+        return corrupt_shard(path,
+                             fmt::format("the header ({} bytes at offset 8) is not the JSON of a "
                                          "safetensors file: {}",
                                          n, e.what()));
     }
@@ -273,7 +278,8 @@ Result<std::vector<TensorInfo>> read_safetensors_header(
     std::sort(tensors.begin(), tensors.end(), by_name);
     for (std::size_t i = 0; i < tensors.size(); ++i) {
         if (i > 0 && tensors[i].name == tensors[i - 1].name)
-            return corrupt(path, fmt::format("the header names tensor {} twice", tensors[i].name));
+            return corrupt_shard(path,
+                                 fmt::format("the header names tensor {} twice", tensors[i].name));
         tensors[i].name = names.add(tensors[i].name);
     }
     return tensors;

@@ -14,7 +14,7 @@ namespace k3::tokenizer {
 
 namespace {
 
-constexpr const char* kRemedy = "send one JSON text as docs/chat.md describes";
+constexpr const char* kSendJson = "send one JSON text as docs/chat.md describes";
 
 /// A double as Python's repr() prints it: the shortest digits that read back equal, in positional
 /// notation for decimal exponents -4 to 15, else with an exponent of at least two digits.
@@ -154,7 +154,7 @@ class Builder : public nlohmann::json_sax<nlohmann::json> {
         return *last_;
     }
     bool fail(const std::string& sentence) {
-        error_ = {ErrorCode::invalid_argument, std::string(what_) + ": " + sentence, kRemedy};
+        error_ = {ErrorCode::invalid_argument, std::string(what_) + ": " + sentence, kSendJson};
         return false;
     }
 
@@ -268,7 +268,7 @@ std::string_view to_string(Json::Kind kind) noexcept {
 Result<Json> parse_json(std::string_view text, std::string_view what) {
     auto refuse = [&](std::string_view problem, std::size_t at) {
         return Error{ErrorCode::invalid_argument,
-                     fmt::format("{}: {} at byte {}", what, problem, at), kRemedy};
+                     fmt::format("{}: {} at byte {}", what, problem, at), kSendJson};
     };
     if (auto at = first_invalid_utf8(text)) return refuse("not UTF-8", *at);
     // The parser takes a zero byte for the end and would ignore what follows.

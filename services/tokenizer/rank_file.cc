@@ -12,7 +12,7 @@ namespace k3::tokenizer {
 
 namespace {
 
-constexpr const char* kRemedy = "fetch the file again from where the checkpoint came from";
+constexpr const char* kFetchAgain = "fetch the file again from where the checkpoint came from";
 
 struct Line {
     std::string token;
@@ -51,7 +51,7 @@ std::optional<std::string> decode_base64(std::string_view text) {
 }
 
 Error bad_line(const std::string& file, std::size_t number, std::string_view what) {
-    return {ErrorCode::corrupt, fmt::format("{}, line {}: {}", file, number, what), kRemedy};
+    return {ErrorCode::corrupt, fmt::format("{}, line {}: {}", file, number, what), kFetchAgain};
 }
 
 /// At most the first 40 characters of what may be a damaged line, safe to print.
@@ -112,7 +112,7 @@ Status check_tokens(const std::vector<Line>& lines, const std::string& file) {
             return Error{ErrorCode::corrupt,
                          fmt::format("{}: byte 0x{:02X} has no token of its own among {} lines",
                                      file, byte, lines.size()),
-                         kRemedy};
+                         kFetchAgain};
     }
     return Status::ok();
 }
@@ -121,7 +121,7 @@ Status check_tokens(const std::vector<Line>& lines, const std::string& file) {
 
 Result<std::vector<std::string>> parse_rank_file(std::string_view text, const std::string& file) {
     ASSIGN_OR_RETURN(std::vector<Line> lines, parse_lines(text, file));
-    if (lines.empty()) return Error{ErrorCode::corrupt, file + " holds no token", kRemedy};
+    if (lines.empty()) return Error{ErrorCode::corrupt, file + " holds no token", kFetchAgain};
 
     std::vector<const Line*> by_rank(lines.size(), nullptr);
     for (const Line& line : lines) {

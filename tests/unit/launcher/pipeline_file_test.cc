@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <string>
+#include "tests/support/text.h"
 
 using namespace k3;
 using namespace k3::launcher;
@@ -18,11 +19,6 @@ std::string refusal(const std::string& text) {
     REQUIRE_FALSE(spec.has_value());
     CHECK(spec.error().code == ErrorCode::invalid_argument);
     return spec.error().sentence();
-}
-
-bool has(const std::string& text, const std::string& part) {
-    INFO(text);
-    return text.find(part) != std::string::npos;
 }
 
 }  // namespace
@@ -68,8 +64,8 @@ TEST_CASE("copies and listed servers are striped and numbered together") {
 TEST_CASE("a share is given to all expert servers or to none") {
     std::string sentence =
         refusal("[pipeline]\nmodel='m'\n[[experts]]\nshare = 'layers 1-3'\n[[experts]]\n");
-    CHECK(has(sentence, "file.toml:5"));
-    CHECK(has(sentence, "'experts-1' has no share"));
+    CHECK(test::contains(sentence, "file.toml:5"));
+    CHECK(test::contains(sentence, "'experts-1' has no share"));
 }
 
 TEST_CASE("a stage is swapped by one line") {
@@ -88,59 +84,68 @@ TEST_CASE("a stage is swapped by one line") {
 TEST_CASE("a mistake in the file is one sentence with its line") {
     SUBCASE("syntax") {
         std::string sentence = refusal("[pipeline]\nmodel = \n");
-        CHECK(has(sentence, "/some/where/file.toml:2"));
+        CHECK(test::contains(sentence, "/some/where/file.toml:2"));
     }
     SUBCASE("an unknown table, with the nearest known one") {
         std::string sentence = refusal("[pipeline]\nmodel='m'\n\n[expert]\n");
-        CHECK(has(sentence, "file.toml:4: unknown table [expert]; did you mean experts?"));
+        CHECK(
+            test::contains(sentence, "file.toml:4: unknown table [expert]; did you mean experts?"));
     }
     SUBCASE("an unknown key of [pipeline]") {
         std::string sentence = refusal("[pipeline]\nmodle='m'\n");
-        CHECK(has(sentence, "file.toml:2: [pipeline] has no key 'modle'; did you mean model?"));
+        CHECK(test::contains(sentence,
+                             "file.toml:2: [pipeline] has no key 'modle'; did you mean model?"));
     }
-    SUBCASE("no [pipeline]") { CHECK(has(refusal("[trunk]\n"), "no [pipeline]")); }
+    SUBCASE("no [pipeline]") { CHECK(test::contains(refusal("[trunk]\n"), "no [pipeline]")); }
     SUBCASE("a wrong type") {
-        CHECK(has(refusal("[pipeline]\nmodel = 3\n"), "file.toml:2: [pipeline] model must be a"));
-        CHECK(has(refusal("[pipeline]\nmax_restarts = -1\n"), "from 0 to 1000"));
-        CHECK(has(refusal("[pipeline]\nmodel='m'\ntrunk = 3\n"), "file.toml"));
-        CHECK(has(refusal("[pipeline]\n[trunk]\nthreads = {a = 1}\n"), "[trunk] threads must be"));
+        CHECK(test::contains(refusal("[pipeline]\nmodel = 3\n"),
+                             "file.toml:2: [pipeline] model must be a"));
+        CHECK(test::contains(refusal("[pipeline]\nmax_restarts = -1\n"), "from 0 to 1000"));
+        CHECK(test::contains(refusal("[pipeline]\nmodel='m'\ntrunk = 3\n"), "file.toml"));
+        CHECK(test::contains(refusal("[pipeline]\n[trunk]\nthreads = {a = 1}\n"),
+                             "[trunk] threads must be"));
     }
     SUBCASE("a choice") {
-        CHECK(has(refusal("[pipeline]\npayload = 'smh'\n"), "did you mean shm?"));
-        CHECK(has(refusal("[pipeline]\n[trunk]\nrestart = 'always'\n"), "on-failure, never"));
+        CHECK(test::contains(refusal("[pipeline]\npayload = 'smh'\n"), "did you mean shm?"));
+        CHECK(test::contains(refusal("[pipeline]\n[trunk]\nrestart = 'always'\n"),
+                             "on-failure, never"));
     }
     SUBCASE("an endpoint that is none") {
-        CHECK(has(refusal("[pipeline]\n[trunk]\nendpoint = '/tmp/x'\n"), "is not an endpoint"));
+        CHECK(test::contains(refusal("[pipeline]\n[trunk]\nendpoint = '/tmp/x'\n"),
+                             "is not an endpoint"));
     }
     SUBCASE("settings of a process that is not started") {
-        CHECK(
-            has(refusal("[pipeline]\n[trunk]\nendpoint = 'ipc:///x'\nthreads = 2\n"), "no effect"));
+        CHECK(test::contains(refusal("[pipeline]\n[trunk]\nendpoint = 'ipc:///x'\nthreads = 2\n"),
+                             "no effect"));
     }
     SUBCASE("what the launcher sets itself") {
-        CHECK(has(refusal("[pipeline]\n[trunk]\nrun_id = '3'\n"), "set by the launcher"));
+        CHECK(
+            test::contains(refusal("[pipeline]\n[trunk]\nrun_id = '3'\n"), "set by the launcher"));
     }
     SUBCASE("several gateways") {
-        CHECK(has(refusal("[pipeline]\n[[gateway]]\n[[gateway]]\n"), "write [gateway] once"));
+        CHECK(test::contains(refusal("[pipeline]\n[[gateway]]\n[[gateway]]\n"),
+                             "write [gateway] once"));
     }
     SUBCASE("two stages of one name") {
-        CHECK(has(refusal("[pipeline]\n[trunk]\nname='a'\n[experts]\nname='a'\n"),
-                  "two stages are called 'a'"));
+        CHECK(test::contains(refusal("[pipeline]\n[trunk]\nname='a'\n[experts]\nname='a'\n"),
+                             "two stages are called 'a'"));
     }
     SUBCASE("an illegal name") {
-        CHECK(has(refusal("[pipeline]\nname = 'a b'\n"), "not a legal pipeline name"));
+        CHECK(test::contains(refusal("[pipeline]\nname = 'a b'\n"), "not a legal pipeline name"));
     }
     SUBCASE("an open quote in wrap") {
-        CHECK(has(refusal("[pipeline]\n[trunk]\nwrap = \"a 'b\"\n"), "open single quote"));
+        CHECK(
+            test::contains(refusal("[pipeline]\n[trunk]\nwrap = \"a 'b\"\n"), "open single quote"));
     }
 }
 
 TEST_CASE("a missing file, and a folder instead of a file, are refused by name") {
     auto missing = load_pipeline("/nonexistent/x.toml");
     REQUIRE_FALSE(missing.has_value());
-    CHECK(has(missing.error().message, "/nonexistent/x.toml does not exist"));
+    CHECK(test::contains(missing.error().message, "/nonexistent/x.toml does not exist"));
     auto folder = load_pipeline("/tmp");
     REQUIRE_FALSE(folder.has_value());
-    CHECK(has(folder.error().message, "is a directory"));
+    CHECK(test::contains(folder.error().message, "is a directory"));
 }
 
 TEST_CASE("a wrapper is split as a shell would, and printed back so that a shell agrees") {

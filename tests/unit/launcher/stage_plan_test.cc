@@ -6,6 +6,7 @@
 #include <string>
 
 #include "tests/support/golden.h"
+#include "tests/support/text.h"
 
 using namespace k3;
 using namespace k3::launcher;
@@ -40,11 +41,6 @@ std::string command(const PipelinePlan& plan, const std::string& name) {
     return shell_line(stage(plan, name).argv);
 }
 
-bool has(const std::string& text, const std::string& part) {
-    INFO(text);
-    return text.find(part) != std::string::npos;
-}
-
 }  // namespace
 
 TEST_CASE("each stage is told the endpoints that it calls") {
@@ -53,18 +49,18 @@ TEST_CASE("each stage is told the endpoints that it calls") {
         "[tokenizer]\nendpoint = 'tcp://127.0.0.1:9'\n");
     REQUIRE(plan.has_value());
     CHECK(plan->n_owned() == 5);
-    CHECK(has(command(*plan, "trunk"),
-              "--experts ipc:///run/p/experts-0.sock --experts "
-              "ipc:///run/p/experts-1.sock"));
-    CHECK(has(command(*plan, "experts-1"), "--share 1/2"));
-    CHECK(has(command(*plan, "experts-1"), "--cache-bytes 1MiB"));
-    CHECK(has(command(*plan, "experts-1"), "--run-id ab"));
-    CHECK(has(command(*plan, "experts-1"), "tiny-k3"));
+    CHECK(test::contains(command(*plan, "trunk"),
+                         "--experts ipc:///run/p/experts-0.sock --experts "
+                         "ipc:///run/p/experts-1.sock"));
+    CHECK(test::contains(command(*plan, "experts-1"), "--share 1/2"));
+    CHECK(test::contains(command(*plan, "experts-1"), "--cache-bytes 1MiB"));
+    CHECK(test::contains(command(*plan, "experts-1"), "--run-id ab"));
+    CHECK(test::contains(command(*plan, "experts-1"), "tiny-k3"));
     std::string gateway = command(*plan, "gateway");
-    CHECK(has(gateway, "--tokenizer tcp://127.0.0.1:9"));
-    CHECK(has(gateway, "--trunk ipc:///run/p/trunk.sock"));
-    CHECK(has(gateway, "--sampler ipc:///run/p/sampler.sock"));
-    CHECK(has(gateway, "--model-name tiny-k3"));
+    CHECK(test::contains(gateway, "--tokenizer tcp://127.0.0.1:9"));
+    CHECK(test::contains(gateway, "--trunk ipc:///run/p/trunk.sock"));
+    CHECK(test::contains(gateway, "--sampler ipc:///run/p/sampler.sock"));
+    CHECK(test::contains(gateway, "--model-name tiny-k3"));
     CHECK_FALSE(stage(*plan, "tokenizer").owned);
     CHECK(plan->gateway().endpoint == "ipc:///run/p/gateway.sock");
 }
@@ -72,14 +68,14 @@ TEST_CASE("each stage is told the endpoints that it calls") {
 TEST_CASE("trunk stages without layers share them evenly, in order") {
     auto plan = plan_of("[trunk]\nbinary = '/bin/true'\ncount = 3\n");
     REQUIRE(plan.has_value());
-    CHECK(has(command(*plan, "trunk-0"), "--layers 0-3"));
-    CHECK(has(command(*plan, "trunk-1"), "--layers 4-7"));
-    CHECK(has(command(*plan, "trunk-2"), "--layers 8-12"));
-    CHECK(has(command(*plan, "gateway"),
-              "--trunk ipc:///run/p/trunk-0.sock --trunk ipc:///run/p/trunk-1.sock"));
+    CHECK(test::contains(command(*plan, "trunk-0"), "--layers 0-3"));
+    CHECK(test::contains(command(*plan, "trunk-1"), "--layers 4-7"));
+    CHECK(test::contains(command(*plan, "trunk-2"), "--layers 8-12"));
+    CHECK(test::contains(command(*plan, "gateway"),
+                         "--trunk ipc:///run/p/trunk-0.sock --trunk ipc:///run/p/trunk-1.sock"));
     auto too_many = plan_of("[trunk]\nbinary = '/bin/true'\ncount = 14\n");
     REQUIRE_FALSE(too_many.has_value());
-    CHECK(has(too_many.error().message, "14 trunk stages for the 13 layers"));
+    CHECK(test::contains(too_many.error().message, "14 trunk stages for the 13 layers"));
 }
 
 TEST_CASE("a wrapper stands in front, found in PATH") {
@@ -98,39 +94,42 @@ TEST_CASE("what cannot be started is refused before anything is") {
     SUBCASE("a missing binary") {
         auto plan = plan_of("[trunk]\nbinary = '/bin/nothing-here'\n");
         REQUIRE_FALSE(plan.has_value());
-        CHECK(has(plan.error().message, "binary of trunk: /bin/nothing-here does not exist"));
+        CHECK(test::contains(plan.error().message,
+                             "binary of trunk: /bin/nothing-here does not exist"));
         CHECK(exit_code(plan.error().code) == kExitUsage);
     }
     SUBCASE("a missing wrapper") {
         auto plan = plan_of("[trunk]\nbinary = '/bin/true'\nwrap = 'no-such-wrapper -x'\n");
         REQUIRE_FALSE(plan.has_value());
-        CHECK(has(plan.error().message, "wrap of trunk: found no program no-such-wrapper"));
+        CHECK(test::contains(plan.error().message,
+                             "wrap of trunk: found no program no-such-wrapper"));
     }
     SUBCASE("a missing model") {
         PipelineSpec spec = spec_of("");
         spec.model = "/nonexistent/model";
         auto plan = make_plan(spec, "/run/p", 1);
         REQUIRE_FALSE(plan.has_value());
-        CHECK(has(plan.error().message, "/nonexistent/model of tokenizer in /f/p.toml does not"));
+        CHECK(test::contains(plan.error().message,
+                             "/nonexistent/model of tokenizer in /f/p.toml does not"));
         CHECK(exit_code(plan.error().code) == kExitModel);
     }
     SUBCASE("a socket path that the system cannot take") {
         auto plan = make_plan(spec_of(""), "/" + std::string(100, 'x'), 1);
         REQUIRE_FALSE(plan.has_value());
-        CHECK(has(plan.error().message, "and the system allows 107"));
-        CHECK(has(plan.error().remedy, "XDG_RUNTIME_DIR"));
+        CHECK(test::contains(plan.error().message, "and the system allows 107"));
+        CHECK(test::contains(plan.error().remedy, "XDG_RUNTIME_DIR"));
     }
     SUBCASE("two stages at one endpoint") {
         auto plan =
             plan_of("[sampler]\nendpoint = 'ipc:///a'\n[tokenizer]\nendpoint = 'ipc:///a'\n");
         REQUIRE_FALSE(plan.has_value());
-        CHECK(has(plan.error().message, "same endpoint ipc:///a"));
+        CHECK(test::contains(plan.error().message, "same endpoint ipc:///a"));
     }
     SUBCASE("two stages at one terminal") {
         auto plan = plan_of(
             "[sampler]\nbinary = '/bin/true'\nterminal = true\n"
             "[trunk]\nbinary = '/bin/true'\nterminal = true\n");
         REQUIRE_FALSE(plan.has_value());
-        CHECK(has(plan.error().message, "2 stages want the terminal"));
+        CHECK(test::contains(plan.error().message, "2 stages want the terminal"));
     }
 }

@@ -120,7 +120,7 @@ CheckpointCopy renamed(const std::string& from, const std::string& to) {
     return copy;
 }
 
-Model open_or_fail(const std::filesystem::path& directory) {
+Model open_renamed(const std::filesystem::path& directory) {
     auto model = open_model(directory);
     if (!model) FAIL(model.error().sentence());
     return std::move(model).value();
@@ -128,7 +128,7 @@ Model open_or_fail(const std::filesystem::path& directory) {
 
 TEST_CASE("a checkpoint that lacks tensors is refused with their number and names") {
     CheckpointCopy copy = renamed("layers.0.mlp.", "layers.0.mlq.");
-    Model model = open_or_fail(copy.path());
+    Model model = open_renamed(copy.path());
     Status status = check_trunk_tensors(*model.checkpoint, model.config, 0, 13);
     REQUIRE(!status);
     CAPTURE(status.error().message);
@@ -142,7 +142,7 @@ TEST_CASE("a checkpoint that lacks tensors is refused with their number and name
 
 TEST_CASE("a checkpoint that lacks more than three tensors names three and counts the rest") {
     CheckpointCopy copy = renamed("layers.1.block_sparse_moe.experts.", "layers.1.block_moe.e.");
-    Model model = open_or_fail(copy.path());
+    Model model = open_renamed(copy.path());
     Status status = check_expert_tensors(*model.checkpoint, model.config, 0, 13);
     REQUIRE(!status);
     CAPTURE(status.error().message);
@@ -165,7 +165,7 @@ TEST_CASE("a tensor of another type or shape is refused with both") {
         edit(layer_tensor(0, "mlp.up_proj.weight"), "[176,80]", "[80,176]");
         return header;
     });
-    Model model = open_or_fail(copy.path());
+    Model model = open_renamed(copy.path());
     Status status = check_trunk_tensors(*model.checkpoint, model.config, 0, 1);
     REQUIRE(!status);
     CAPTURE(status.error().message);

@@ -17,8 +17,6 @@ namespace {
 
 const std::vector<std::uint32_t> kAbc = {97, 98, 99};
 
-msg::Encode text(const std::string& text) { return {text, false, false}; }
-
 /// A peer whose every answer the test writes; it runs on a thread of its own.
 class FakePeer {
   public:

@@ -27,6 +27,9 @@ Server::Options server_options(const std::string& endpoint, const std::string& n
 std::unique_ptr<Server> make_server(const std::string& endpoint, bool ready = true);
 std::unique_ptr<Channel> make_channel(const std::string& endpoint);
 
+/// The body of a call: the smallest message that carries words.
+inline msg::Encode text(const std::string& text) { return {text, false, false}; }
+
 /// Says hello; the test fails if the peer is not ready within 10 seconds.
 msg::Announcement greet(Channel& channel);
 

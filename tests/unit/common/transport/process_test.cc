@@ -15,9 +15,7 @@ using namespace k3::transport::test;
 
 namespace {
 
-bool exists(const std::string& path) { return ::access(path.c_str(), F_OK) == 0; }
-
-msg::Encode text(const std::string& text) { return {text, false, false}; }
+bool file_exists(const std::string& path) { return ::access(path.c_str(), F_OK) == 0; }
 
 std::int64_t ms_since(Clock::time_point start) {
     return std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - start).count();
@@ -27,12 +25,12 @@ std::int64_t ms_since(Clock::time_point start) {
 struct Peer {
     explicit Peer(const std::vector<std::string>& extra = {}) : process(endpoint, extra) {
         greet(*channel);
-        REQUIRE(exists(path));
-        REQUIRE(exists(segment_path(process.segment())));
+        REQUIRE(file_exists(path));
+        REQUIRE(file_exists(segment_path(process.segment())));
     }
     void check_nothing_left() const {
-        CHECK_FALSE(exists(path));
-        CHECK_FALSE(exists(segment_path(process.segment())));
+        CHECK_FALSE(file_exists(path));
+        CHECK_FALSE(file_exists(segment_path(process.segment())));
     }
 
     Sockets sockets;
@@ -128,7 +126,7 @@ TEST_CASE("a restarted service is met by a new hello, and never gets the old req
     while (refused.has_value() && !deadline.expired()) refused = channel->send(text("compute"));
     REQUIRE_FALSE(refused.has_value());
     CHECK(refused.error().code == ErrorCode::unavailable);
-    CHECK(exists(sockets.path("s")));  // killed: nobody removed it
+    CHECK(file_exists(sockets.path("s")));  // killed: nobody removed it
 
     PeerProcess second(sockets.endpoint("s"));  // replaces the stale socket file
     CHECK(greet(*channel).instance != first_instance);

@@ -24,8 +24,6 @@ using namespace k3::transport::test;
 
 namespace {
 
-msg::Encode text(const std::string& text) { return {text, false, false}; }
-
 Error refusal(const std::string& endpoint) {
     Result<std::unique_ptr<Server>> server = Server::create(server_options(endpoint));
     REQUIRE_FALSE(server.has_value());

@@ -12,6 +12,7 @@
 
 #include "tests/support/checkpoint_copy.h"
 #include "tests/support/golden.h"
+#include "tests/support/text.h"
 
 using namespace k3;
 using namespace k3::experts;
@@ -49,10 +50,6 @@ std::vector<std::byte> expected_record(const model::Model& model, ExpertKey key)
 nlohmann::json faults() {
     std::ifstream file(test::golden_dir() / "expected" / "corrupt.json");
     return nlohmann::json::parse(file)["faults"];
-}
-
-bool mentions(const Error& error, const std::string& text) {
-    return error.message.find(text) != std::string::npos;
 }
 
 }  // namespace
@@ -118,11 +115,13 @@ TEST_CASE("each fault of the golden list is refused with its names") {
         REQUIRE(!read.has_value());
         CAPTURE(read.error().sentence());
         CHECK(read.error().code == ErrorCode::corrupt);
-        CHECK(mentions(read.error(), "layer " + number("layer") + " expert " + number("expert")));
-        CHECK(mentions(read.error(), fault["tensor"].get<std::string>()));
-        CHECK(mentions(read.error(), "row " + number("row") + " group " + number("group")));
-        CHECK(mentions(read.error(), fault["file"].get<std::string>()));
-        CHECK(mentions(read.error(), "byte " + number("byte_offset")));
+        CHECK(test::contains(read.error().sentence(),
+                             "layer " + number("layer") + " expert " + number("expert")));
+        CHECK(test::contains(read.error().sentence(), fault["tensor"].get<std::string>()));
+        CHECK(test::contains(read.error().sentence(),
+                             "row " + number("row") + " group " + number("group")));
+        CHECK(test::contains(read.error().sentence(), fault["file"].get<std::string>()));
+        CHECK(test::contains(read.error().sentence(), "byte " + number("byte_offset")));
         // Its neighbours are as good as before.
         CHECK(store->read({2, 0}, record).has_value());
     }
@@ -144,7 +143,7 @@ TEST_CASE("a weight that fp32 cannot hold is refused like a scale of 255") {
     const Status read = store->read({3, 4}, record);  // 4 * 2^126 does not
     REQUIRE(!read.has_value());
     CHECK(read.error().code == ErrorCode::corrupt);
-    CHECK(mentions(read.error(), "scale byte 253"));
+    CHECK(test::contains(read.error().sentence(), "scale byte 253"));
 }
 
 TEST_CASE("a shard that shrinks while it is served gives a short read, not zeros") {
@@ -159,9 +158,9 @@ TEST_CASE("a shard that shrinks while it is served gives a short read, not zeros
     const Status read = store->read({1, 5}, record);
     REQUIRE(!read.has_value());
     CHECK(read.error().code == ErrorCode::corrupt);
-    CHECK(mentions(read.error(), "layer 1 expert 5"));
-    CHECK(mentions(read.error(), shard.string()));
-    CHECK(mentions(read.error(), "ends early"));
+    CHECK(test::contains(read.error().sentence(), "layer 1 expert 5"));
+    CHECK(test::contains(read.error().sentence(), shard.string()));
+    CHECK(test::contains(read.error().sentence(), "ends early"));
 }
 
 TEST_CASE("a store has the experts of its share and asks for no others") {
@@ -186,8 +185,9 @@ TEST_CASE("tensors of held experts that are absent are reported together") {
     auto store = CheckpointStore::create(wrong, *held);
     REQUIRE(!store.has_value());
     CHECK(store.error().code == ErrorCode::not_found);
-    CHECK(mentions(store.error(), "experts.24.w1.weight_packed"));
-    CHECK(mentions(store.error(), "and 141 more"));  // 12 layers, 2 experts, 6 tensors
+    CHECK(test::contains(store.error().sentence(), "experts.24.w1.weight_packed"));
+    CHECK(test::contains(store.error().sentence(),
+                         "and 141 more"));  // 12 layers, 2 experts, 6 tensors
     auto without = model::parse_share("experts 20-23", wrong.config);
     CHECK(CheckpointStore::create(wrong, *without).has_value());
 }

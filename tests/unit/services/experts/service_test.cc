@@ -18,6 +18,7 @@
 #include "tests/support/checkpoint_copy.h"
 #include "tests/support/golden.h"
 #include "tests/support/message_fuzzer.h"
+#include "tests/support/text.h"
 
 using namespace k3;
 using namespace k3::experts;
@@ -26,14 +27,14 @@ namespace {
 
 constexpr std::uint64_t kLatent = 64;  // of tiny-k3
 
-model::Model open_model(const std::filesystem::path& directory) {
+model::Model open_or_fail(const std::filesystem::path& directory) {
     Result<model::Model> model = model::open_model(directory);
     REQUIRE_MESSAGE(model.has_value(), (model.has_value() ? "" : model.error().message));
     return std::move(model).value();
 }
 
 const model::Model& tiny() {
-    static const model::Model model = open_model(test::golden_dir() / "tiny-k3");
+    static const model::Model model = open_or_fail(test::golden_dir() / "tiny-k3");
     return model;
 }
 
@@ -151,12 +152,6 @@ std::vector<msg::Pick> some_picks(std::uint32_t n_rows) {
     return picks;
 }
 
-bool mentions(const Error& error, const std::string& words) {
-    const bool found = error.sentence().find(words) != std::string::npos;
-    if (!found) MESSAGE(error.sentence());
-    return found;
-}
-
 Service::Options with(std::uint64_t n_slots, const char* share = "all") {
     Service::Options options;
     options.cache_bytes = n_slots * ExpertCache::slot_bytes(9792);
@@ -261,7 +256,7 @@ TEST_CASE("a call that cannot be meant is refused by name and number, and the ne
                        const char* words) {
         REQUIRE(!result.has_value());
         CHECK(result.error().code == code);
-        CHECK(mentions(result.error(), words));
+        CHECK(test::contains(result.error().sentence(), words));
         CHECK(*server.call(4, rows, some_picks(2)) == *good);
     };
     const auto invalid = ErrorCode::invalid_argument;
@@ -311,12 +306,12 @@ TEST_CASE("other services' messages are refused by name") {
     auto reply = server.send(msg::Encode{"hello", false, false});
     REQUIRE(!reply.has_value());
     CHECK(reply.error().code == ErrorCode::unsupported);
-    CHECK(mentions(reply.error(), "Encode"));
+    CHECK(test::contains(reply.error().sentence(), "Encode"));
 }
 
 TEST_CASE("a corrupt expert fails its calls and no others, and heals with its file") {
     test::CheckpointCopy copy(test::golden_dir() / "tiny-k3");
-    const model::Model model = open_model(copy.path());
+    const model::Model model = open_or_fail(copy.path());
     for (std::uint64_t n_slots : {2, 300}) {
         copy.set_byte("model-00001-of-000005.safetensors", 532768, 255);
         Running server(with(n_slots), model);
@@ -325,9 +320,10 @@ TEST_CASE("a corrupt expert fails its calls and no others, and heals with its fi
             const auto broken = server.call(1, some_rows(1), {{0, 5, 0.5F, 0}, {0, 6, 0.5F, 1}});
             REQUIRE(!broken.has_value());
             CHECK(broken.error().code == ErrorCode::corrupt);
-            CHECK(mentions(broken.error(), "layer 1 expert 5"));
-            CHECK(mentions(broken.error(), "w1.weight_scale row 0 group 0"));
-            CHECK(mentions(broken.error(), "model-00001-of-000005.safetensors at byte 532768"));
+            CHECK(test::contains(broken.error().sentence(), "layer 1 expert 5"));
+            CHECK(test::contains(broken.error().sentence(), "w1.weight_scale row 0 group 0"));
+            CHECK(test::contains(broken.error().sentence(),
+                                 "model-00001-of-000005.safetensors at byte 532768"));
             CHECK(server.call(1, some_rows(1), {{0, 6, 0.5F, 0}}).has_value());
             CHECK(server.call(2, some_rows(1), {{0, 5, 0.5F, 0}}).has_value());
         }
@@ -343,7 +339,7 @@ TEST_CASE("an error of the fixed point travels with its names") {
     const auto sums = server.call(4, some_rows(2), {{0, 3, 0.5F, 0}, {1, 3, 1e12F, 0}});
     REQUIRE(!sums.has_value());
     CHECK(sums.error().code == ErrorCode::corrupt);
-    CHECK(mentions(sums.error(), "layer 4 expert 3 row 1"));
+    CHECK(test::contains(sums.error().sentence(), "layer 4 expert 3 row 1"));
 }
 
 TEST_CASE("damaged messages neither stop the server nor change its answers") {
@@ -381,7 +377,7 @@ TEST_CASE("settings that cannot be had are refused with the numbers") {
         auto service = Service::create(options, tiny());
         REQUIRE(!service.has_value());
         CHECK(service.error().code == code);
-        CHECK(mentions(service.error(), words));
+        CHECK(test::contains(service.error().sentence(), words));
     };
     refused(with(300, "500/501"), ErrorCode::invalid_argument, "500/501");
     refused(with(300, "nonsense"), ErrorCode::invalid_argument, "nonsense");

@@ -11,7 +11,7 @@ namespace k3::gateway {
 
 namespace {
 
-struct Stages {
+struct Announced {
     msg::Announcement tokenizer;
     std::vector<msg::Announcement> trunk;
     msg::Announcement sampler;
@@ -20,8 +20,8 @@ struct Stages {
 };
 
 /// Layers 0-3, 4-8 and 9-12 of 13.
-Stages three_stages() {
-    Stages out;
+Announced three_stages() {
+    Announced out;
     out.tokenizer.kind = msg::ServiceKind::tokenizer;
     out.tokenizer.name = "tokenizer";
     out.tokenizer.fingerprint = "aa";
@@ -52,7 +52,7 @@ Stages three_stages() {
     return out;
 }
 
-Result<PipelineFacts> check(const Stages& stages) {
+Result<PipelineFacts> check(const Announced& stages) {
     return check_stages(stages.tokenizer, stages.trunk, stages.sampler);
 }
 
@@ -72,7 +72,7 @@ TEST_CASE("fitting stages give the smallest of their limits") {
 }
 
 TEST_CASE("one stage with all layers fits too") {
-    Stages stages = three_stages();
+    Announced stages = three_stages();
     stages.trunk.resize(1);
     stages.facts(0).n_layers = 13;
     stages.facts(0).out_vectors = 0;
@@ -80,7 +80,7 @@ TEST_CASE("one stage with all layers fits too") {
 }
 
 TEST_CASE("a tokenizer without a fingerprint is believed") {
-    Stages stages = three_stages();
+    Announced stages = three_stages();
     stages.tokenizer.fingerprint.clear();
     CHECK(check(stages));
 }
@@ -89,71 +89,71 @@ TEST_CASE("stages that do not belong together are refused, naming both") {
     using Names = std::vector<std::string>;
     const struct {
         std::string what;
-        std::function<void(Stages&)> change;
+        std::function<void(Announced&)> change;
         Names names;
     } cases[] = {
         {"another checkpoint",
-         [](Stages& s) { s.trunk[1].fingerprint = "bb"; },
+         [](Announced& s) { s.trunk[1].fingerprint = "bb"; },
          {"'trunk-0'", "'trunk-1'", "aa", "bb"}},
         {"no fingerprint",
-         [](Stages& s) { s.trunk[2].fingerprint = ""; },
+         [](Announced& s) { s.trunk[2].fingerprint = ""; },
          {"'trunk-1'", "'trunk-2'", "aa", "none"}},
         {"another tokenizer",
-         [](Stages& s) { s.tokenizer.fingerprint = "cc"; },
+         [](Announced& s) { s.tokenizer.fingerprint = "cc"; },
          {"'tokenizer'", "'trunk-0'", "cc", "aa"}},
         {"another vocabulary",
-         [](Stages& s) { std::get<msg::TokenizerFacts>(s.tokenizer.facts).vocab_size = 700; },
+         [](Announced& s) { std::get<msg::TokenizerFacts>(s.tokenizer.facts).vocab_size = 700; },
          {"'tokenizer'", "'trunk-0'", "700", "768"}},
         {"another vocabulary between stages",
-         [](Stages& s) { s.facts(1).vocab_size = 769; },
+         [](Announced& s) { s.facts(1).vocab_size = 769; },
          {"'trunk-0'", "'trunk-1'", "768", "769"}},
         {"another width",
-         [](Stages& s) { s.facts(2).hidden_size = 81; },
+         [](Announced& s) { s.facts(2).hidden_size = 81; },
          {"'trunk-1'", "'trunk-2'", "80", "81"}},
         {"another total",
-         [](Stages& s) { s.facts(1).total_layers = 14; },
+         [](Announced& s) { s.facts(1).total_layers = 14; },
          {"'trunk-0'", "'trunk-1'", "13", "14"}},
         {"a gap",
-         [](Stages& s) { s.facts(1).first_layer = 5; },
+         [](Announced& s) { s.facts(1).first_layer = 5; },
          {"'trunk-0'", "'trunk-1'", "0-3", "5-9"}},
         {"an overlap",
-         [](Stages& s) { s.facts(1).first_layer = 3; },
+         [](Announced& s) { s.facts(1).first_layer = 3; },
          {"'trunk-0'", "'trunk-1'", "0-3", "3-7"}},
         {"the wrong order",
-         [](Stages& s) { std::swap(s.trunk[0], s.trunk[1]); },
+         [](Announced& s) { std::swap(s.trunk[0], s.trunk[1]); },
          {"'trunk-1'", "'trunk-0'", "4-8", "0-3"}},
         {"a missing first stage",
-         [](Stages& s) { s.trunk.erase(s.trunk.begin()); },
+         [](Announced& s) { s.trunk.erase(s.trunk.begin()); },
          {"'trunk-1'", "layer 4"}},
         {"a missing last stage",
-         [](Stages& s) { s.trunk.pop_back(); },
+         [](Announced& s) { s.trunk.pop_back(); },
          {"'trunk-1'", "4-8 of 13", "12"}},
         {"rows of another width",
-         [](Stages& s) { s.facts(1).in_vectors = 4; },
+         [](Announced& s) { s.facts(1).in_vectors = 4; },
          {"'trunk-0'", "'trunk-1'", "3", "4"}},
         {"a sampler in the tokenizer's place",
-         [](Stages& s) { s.tokenizer = s.sampler; },
+         [](Announced& s) { s.tokenizer = s.sampler; },
          {"tokenizer", "'sampler'"}},
         {"a tokenizer in the trunk's place",
-         [](Stages& s) { s.trunk[1] = s.tokenizer; },
+         [](Announced& s) { s.trunk[1] = s.tokenizer; },
          {"trunk", "'tokenizer'"}},
         {"a trunk in the sampler's place",
-         [](Stages& s) { s.sampler = s.trunk[0]; },
+         [](Announced& s) { s.sampler = s.trunk[0]; },
          {"sampler", "'trunk-0'"}},
-        {"no layers", [](Stages& s) { s.facts(0).n_layers = 0; }, {"'trunk-0'", "0 layers"}},
-        {"no rows", [](Stages& s) { s.facts(2).max_step_rows = 0; }, {"'trunk-2'", "0 rows"}},
+        {"no layers", [](Announced& s) { s.facts(0).n_layers = 0; }, {"'trunk-0'", "0 layers"}},
+        {"no rows", [](Announced& s) { s.facts(2).max_step_rows = 0; }, {"'trunk-2'", "0 rows"}},
         {"no sampler rows",
-         [](Stages& s) { std::get<msg::SamplerFacts>(s.sampler.facts).max_rows = 0; },
+         [](Announced& s) { std::get<msg::SamplerFacts>(s.sampler.facts).max_rows = 0; },
          {"'sampler'", "0 rows"}},
         {"facts that are missing",
-         [](Stages& s) { s.trunk[0].facts = std::monostate{}; },
+         [](Announced& s) { s.trunk[0].facts = std::monostate{}; },
          {"trunk", "'trunk-0'"}},
         {"layers beyond 32 bits",
-         [](Stages& s) { s.facts(2).n_layers = 0xFFFFFFFFU; },
+         [](Announced& s) { s.facts(2).n_layers = 0xFFFFFFFFU; },
          {"'trunk-2'"}},
     };
     for (const auto& c : cases) {
-        Stages stages = three_stages();
+        Announced stages = three_stages();
         c.change(stages);
         const auto facts = check(stages);
         CAPTURE(c.what);
@@ -168,7 +168,7 @@ TEST_CASE("stages that do not belong together are refused, naming both") {
 }
 
 TEST_CASE("a pipeline without a trunk is refused") {
-    Stages stages = three_stages();
+    Announced stages = three_stages();
     stages.trunk.clear();
     CHECK_FALSE(check(stages));
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tests/support/socket_proxy.h"
+#include "tests/support/text.h"
 #include "tests/unit/services/gateway/gateway_fixture.h"
 
 namespace k3::gateway {
@@ -16,10 +17,6 @@ using test::Generation;
 using test::submit_text;
 
 namespace {
-
-bool contains(const std::string& text, const std::string& part) {
-    return text.find(part) != std::string::npos;
-}
 
 std::int64_t ms_since(Clock::time_point start) {
     return std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - start).count();
@@ -40,7 +37,7 @@ Running begin_endless(test::GatewayClient& client, const std::string& prompt) {
     return out;
 }
 
-void check_right(const Generation& got, const test::FakeTrunk& trunk, const std::string& prompt,
+void check_ids(const Generation& got, const test::FakeTrunk& trunk, const std::string& prompt,
                  std::size_t n) {
     REQUIRE_MESSAGE(!got.error.has_value(), got.error->message);
     CHECK(got.ids == expected_ids(trunk, ids_of(prompt), n));
@@ -60,15 +57,15 @@ void lose_and_recover(GatewayFixture& gateway, test::FakeStage& stage, const std
         REQUIRE(running->got.error);
         CHECK(running->got.error->code == ErrorCode::unavailable);
         CHECK(running->got.failed_service == name);
-        CHECK(contains(running->got.error->message, name));
+        CHECK(test::contains(running->got.error->message, name));
         CHECK_FALSE(running->got.error->remedy.empty());
     }
     CHECK(ms_since(lost_at) < 5000);
     // A request that comes while the stage is away waits for it.
     const auto waiting = client.submit(submit_text("three", 8));
     stage.start();
-    check_right(client.collect(waiting), *gateway.trunk.back(), "three", 8);
-    check_right(client.generate(submit_text("four", 8)), *gateway.trunk.back(), "four", 8);
+    check_ids(client.collect(waiting), *gateway.trunk.back(), "three", 8);
+    check_ids(client.generate(submit_text("four", 8)), *gateway.trunk.back(), "four", 8);
     for (auto& t : gateway.trunk)
         CHECK(GatewayFixture::eventually([&] { return t->n_sessions() == 0; }));
 }
@@ -114,7 +111,7 @@ TEST_CASE("a trunk that dies in the middle of a step is noticed") {
     CHECK(running.got.failed_service == "trunk");
     gateway.trunk[0]->mute = false;
     gateway.trunk[0]->start();
-    check_right(client.generate(submit_text("two", 8)), *gateway.trunk[0], "two", 8);
+    check_ids(client.generate(submit_text("two", 8)), *gateway.trunk[0], "two", 8);
 }
 
 TEST_CASE("a stage that dies during a long step of another is noticed meanwhile") {
@@ -133,7 +130,7 @@ TEST_CASE("a stage that dies during a long step of another is noticed meanwhile"
     CHECK(running.got.failed_service == "sampler");
     gateway.trunk[0]->mute = false;
     gateway.sampler.start();
-    check_right(client.generate(submit_text("two", 8)), *gateway.trunk[0], "two", 8);
+    check_ids(client.generate(submit_text("two", 8)), *gateway.trunk[0], "two", 8);
     CHECK(GatewayFixture::eventually([&] { return gateway.trunk[0]->n_sessions() == 0; }));
 }
 
@@ -161,7 +158,7 @@ TEST_CASE("a connection that breaks and comes back costs only what was under way
         gateway.options.stages.trunk = {front};
         gateway.start();
         auto client = gateway.client();
-        check_right(client.generate(submit_text("one", 8)), *gateway.trunk[0], "one", 8);
+        check_ids(client.generate(submit_text("one", 8)), *gateway.trunk[0], "one", 8);
         if (!idle) {
             Running running = begin_endless(client, "two");
             proxy.cut();
@@ -172,7 +169,7 @@ TEST_CASE("a connection that breaks and comes back costs only what was under way
             proxy.cut();
         }
         CAPTURE(idle);
-        check_right(client.generate(submit_text("three", 8)), *gateway.trunk[0], "three", 8);
+        check_ids(client.generate(submit_text("three", 8)), *gateway.trunk[0], "three", 8);
         CHECK(GatewayFixture::eventually([&] { return gateway.trunk[0]->n_sessions() == 0; }));
     }
 }
@@ -181,13 +178,13 @@ TEST_CASE("a trunk restarted while nothing runs costs no request") {
     GatewayFixture gateway;
     gateway.start();
     auto client = gateway.client();
-    check_right(client.generate(submit_text("one", 4)), *gateway.trunk[0], "one", 4);
+    check_ids(client.generate(submit_text("one", 4)), *gateway.trunk[0], "one", 4);
     for (int i = 0; i < 3; ++i) {
         gateway.trunk[0]->stop();
         gateway.sampler.stop();
         gateway.sampler.start();
         gateway.trunk[0]->start();
-        check_right(client.generate(submit_text("two", 4)), *gateway.trunk[0], "two", 4);
+        check_ids(client.generate(submit_text("two", 4)), *gateway.trunk[0], "two", 4);
     }
 }
 
@@ -195,7 +192,7 @@ TEST_CASE("a cancel is heard while a stage is missing") {
     GatewayFixture gateway;
     gateway.start();
     auto client = gateway.client();
-    check_right(client.generate(submit_text("one", 4)), *gateway.trunk[0], "one", 4);
+    check_ids(client.generate(submit_text("one", 4)), *gateway.trunk[0], "one", 4);
     gateway.trunk[0]->stop();
     Running waiting;
     waiting.call = client.submit(submit_text("two", 4));
@@ -210,7 +207,7 @@ TEST_CASE("a cancel is heard while a stage is missing") {
     const auto pong = client.channel().ping(Deadline::after_ms(500));
     CHECK(pong);
     gateway.trunk[0]->start();
-    check_right(client.generate(submit_text("three", 4)), *gateway.trunk[0], "three", 4);
+    check_ids(client.generate(submit_text("three", 4)), *gateway.trunk[0], "three", 4);
 }
 
 TEST_CASE("a request does not wait for a missing stage for ever") {
@@ -218,7 +215,7 @@ TEST_CASE("a request does not wait for a missing stage for ever") {
     gateway.options.wait_ms = 700;
     gateway.start();
     auto client = gateway.client();
-    check_right(client.generate(submit_text("one", 4)), *gateway.trunk[0], "one", 4);
+    check_ids(client.generate(submit_text("one", 4)), *gateway.trunk[0], "one", 4);
     gateway.trunk[0]->stop();
     const auto asked_at = Clock::now();
     const Generation got = client.generate(submit_text("two", 4));
@@ -227,8 +224,8 @@ TEST_CASE("a request does not wait for a missing stage for ever") {
     CHECK(ms_since(asked_at) < 5000);
     CHECK(got.error->code == ErrorCode::unavailable);
     CHECK(got.failed_service == "trunk");
-    CHECK(contains(got.error->message, "700 ms"));
-    CHECK(contains(got.error->message, "trunk"));
+    CHECK(test::contains(got.error->message, "700 ms"));
+    CHECK(test::contains(got.error->message, "trunk"));
 }
 
 TEST_CASE("a step the trunk refuses fails its requests with the trunk's own sentence") {
@@ -246,11 +243,11 @@ TEST_CASE("a step the trunk refuses fails its requests with the trunk's own sent
     REQUIRE(got.error);
     CHECK(ms_since(asked_at) < 1500);
     CHECK(got.failed_service == "experts-1");
-    CHECK(contains(got.error->message, "layer 5: nobody holds expert 17"));
+    CHECK(test::contains(got.error->message, "layer 5: nobody holds expert 17"));
     CHECK(got.error->remedy == "start its server");
     // The trunk is there, so nothing has to recover.
     gateway.trunk[0]->set_fault(nullptr);
-    check_right(client.generate(submit_text("two", 4)), *gateway.trunk[0], "two", 4);
+    check_ids(client.generate(submit_text("two", 4)), *gateway.trunk[0], "two", 4);
     CHECK(GatewayFixture::eventually([&] { return gateway.trunk[0]->n_sessions() == 0; }));
 }
 
@@ -265,13 +262,13 @@ TEST_CASE("one request's damaged logits do not fail the requests beside it") {
     std::vector<std::uint64_t> calls;
     for (const char* prompt : {"aaa", "bbb", "ccc"})
         calls.push_back(client.submit(submit_text(prompt, 30)));
-    check_right(client.collect(calls[0]), *gateway.trunk[0], "aaa", 30);
+    check_ids(client.collect(calls[0]), *gateway.trunk[0], "aaa", 30);
     const Generation bad = client.collect(calls[1]);
     REQUIRE(bad.error);
     CHECK(bad.error->code == ErrorCode::corrupt);
     CHECK(bad.failed_service == "sampler");
     CHECK(bad.ids.size() == 5);
-    check_right(client.collect(calls[2]), *gateway.trunk[0], "ccc", 30);
+    check_ids(client.collect(calls[2]), *gateway.trunk[0], "ccc", 30);
 }
 
 TEST_CASE("a trunk that answers with another shape is blamed, not believed") {
@@ -286,8 +283,8 @@ TEST_CASE("a trunk that answers with another shape is blamed, not believed") {
     REQUIRE(got.error);
     CHECK(got.error->code == ErrorCode::internal);
     CHECK(got.failed_service == "trunk");
-    CHECK(contains(got.error->message, "[1, 259]"));
-    CHECK(contains(got.error->message, "[1, 260]"));
+    CHECK(test::contains(got.error->message, "[1, 259]"));
+    CHECK(test::contains(got.error->message, "[1, 260]"));
 }
 
 TEST_CASE("the gateway is ready when all stages are, and says whom it waits for") {
@@ -307,8 +304,8 @@ TEST_CASE("the gateway is ready when all stages are, and says whom it waits for"
         const auto pong = (*channel)->ping(Deadline::after_ms(1000));
         if (!pong.has_value()) return false;
         detail = pong->detail;
-        return pong->state == msg::State::loading && contains(detail, "trunk") &&
-               contains(detail, "42 %") && contains(detail, "layer 3") &&
+        return pong->state == msg::State::loading && test::contains(detail, "trunk") &&
+               test::contains(detail, "42 %") && test::contains(detail, "layer 3") &&
                pong->progress_permille > 600;
     }));
     CAPTURE(detail);
@@ -316,7 +313,7 @@ TEST_CASE("the gateway is ready when all stages are, and says whom it waits for"
     gateway.trunk[0]->stays_loading = false;
     gateway.trunk[0]->start();
     auto client = gateway.client();
-    check_right(client.generate(submit_text("one", 4)), *gateway.trunk[0], "one", 4);
+    check_ids(client.generate(submit_text("one", 4)), *gateway.trunk[0], "one", 4);
 }
 
 TEST_CASE("a gateway that is stopped while it waits ends") {
@@ -333,8 +330,8 @@ TEST_CASE("stages on different checkpoints keep the gateway from becoming ready"
     gateway.join();
     REQUIRE_FALSE(gateway.connected);
     CHECK(gateway.connected.error().code == ErrorCode::incompatible);
-    CHECK(contains(gateway.connected.error().message, "trunk-0"));
-    CHECK(contains(gateway.connected.error().message, "trunk-1"));
+    CHECK(test::contains(gateway.connected.error().message, "trunk-0"));
+    CHECK(test::contains(gateway.connected.error().message, "trunk-1"));
 }
 
 TEST_CASE("a stage that comes back on another checkpoint is refused until it is right again") {
@@ -349,12 +346,12 @@ TEST_CASE("a stage that comes back on another checkpoint is refused until it is 
     const Generation got = client.generate(submit_text("one", 4));
     REQUIRE(got.error);
     CHECK(got.error->code == ErrorCode::incompatible);
-    CHECK(contains(got.error->message, right));
-    CHECK(contains(got.error->message, "ffffffff"));
+    CHECK(test::contains(got.error->message, right));
+    CHECK(test::contains(got.error->message, "ffffffff"));
     gateway.trunk[0]->stop();
     gateway.trunk[0]->fingerprint = right;
     gateway.trunk[0]->start();
-    check_right(client.generate(submit_text("two", 4)), *gateway.trunk[0], "two", 4);
+    check_ids(client.generate(submit_text("two", 4)), *gateway.trunk[0], "two", 4);
 }
 
 TEST_CASE("sessions that a former life left behind are dropped, those of others are not") {
@@ -372,7 +369,7 @@ TEST_CASE("sessions that a former life left behind are dropped, those of others 
     CHECK(gateway.trunk[0]->n_sessions() == 4);
     gateway.start_gateway();
     auto client = gateway.client();
-    check_right(client.generate(submit_text("one", 4)), *gateway.trunk[0], "one", 4);
+    check_ids(client.generate(submit_text("one", 4)), *gateway.trunk[0], "one", 4);
     CHECK(GatewayFixture::eventually([&] { return gateway.trunk[0]->n_sessions() == 2; }));
 }
 

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/text.h"
 #include "tests/unit/services/gateway/gateway_fixture.h"
 
 namespace k3::gateway {
@@ -15,10 +16,6 @@ using test::submit_ids;
 using test::submit_text;
 
 namespace {
-
-bool contains(const std::string& text, const std::string& part) {
-    return text.find(part) != std::string::npos;
-}
 
 /// A trunk that writes letters for ever, slowly enough to be interrupted.
 void make_endless(GatewayFixture& gateway) {
@@ -42,29 +39,29 @@ TEST_CASE("what cannot be meant is refused in one sentence before any compute") 
         CHECK(got.ids.empty());
         return got.error->message;
     };
-    CHECK(contains(refusal(submit_text("", 5)), "empty"));
-    CHECK(contains(refusal(submit_ids({}, 5)), "empty"));
+    CHECK(test::contains(refusal(submit_text("", 5)), "empty"));
+    CHECK(test::contains(refusal(submit_ids({}, 5)), "empty"));
     const std::string outside = refusal(submit_ids({1, 2, FakeTokenizer::kVocabSize}, 5));
-    CHECK(contains(outside, "id 260 at position 2"));
-    CHECK(contains(outside, "260"));
+    CHECK(test::contains(outside, "id 260 at position 2"));
+    CHECK(test::contains(outside, "260"));
     const std::string too_long = refusal(submit_text(std::string(101, 'x'), 5));
-    CHECK(contains(too_long, "101"));
-    CHECK(contains(too_long, "100"));
-    CHECK(contains(refusal(submit_text("ab\xFFgh", 5)), "byte 2"));
+    CHECK(test::contains(too_long, "101"));
+    CHECK(test::contains(too_long, "100"));
+    CHECK(test::contains(refusal(submit_text("ab\xFFgh", 5)), "byte 2"));
     msg::Submit submit = submit_text("abc", 5);
     submit.stop_ids = {999};
-    CHECK(contains(refusal(submit), "stop id 999"));
+    CHECK(test::contains(refusal(submit), "stop id 999"));
     submit = submit_text("abc", 5);
     submit.params.top_p = 1.5F;
-    CHECK(contains(refusal(submit), "top_p 1.5"));
+    CHECK(test::contains(refusal(submit), "top_p 1.5"));
     submit = submit_text("abc", 5);
     submit.stop_strings = {""};
-    CHECK(contains(refusal(submit), "stop string 0"));
+    CHECK(test::contains(refusal(submit), "stop string 0"));
     CHECK(gateway.trunk[0]->step_sizes().empty());
     CHECK(gateway.counter("refused_requests") == 8);
     submit = submit_text("abc", 5);
     submit.n_logprobs = 50;  // already the codec's word
-    CHECK(contains(refusal(submit), "50"));
+    CHECK(test::contains(refusal(submit), "50"));
     CHECK_FALSE(client.generate(submit_text("abc", 5)).error);
 }
 
@@ -158,7 +155,7 @@ TEST_CASE("requests beyond the queue are refused with the numbers") {
     const Generation refused = client.generate(submit_text("abc", 5));
     REQUIRE(refused.error);
     CHECK(refused.error->code == ErrorCode::resource_exhausted);
-    CHECK(contains(refused.error->message, "takes 2 and 3"));
+    CHECK(test::contains(refused.error->message, "takes 2 and 3"));
     std::vector<Generation> got(5);
     for (std::size_t i = 0; i < 5; ++i) {
         client.collect_more(calls[i], got[i], 20000,
@@ -184,7 +181,7 @@ TEST_CASE("a session that can never fit is refused with the trunk's sentence") {
     const Generation got = client.generate(submit_text("abc", 5));
     REQUIRE(got.error);
     CHECK(got.error->code == ErrorCode::resource_exhausted);
-    CHECK(contains(got.error->message, "a session needs 5 MB of 4 MB"));
+    CHECK(test::contains(got.error->message, "a session needs 5 MB of 4 MB"));
     CHECK(got.failed_service == "trunk");
 }
 
@@ -195,7 +192,7 @@ TEST_CASE("messages for other services are refused and change nothing") {
     const auto reply = client.channel().call(msg::DropSession{1}, {}, Deadline::after_ms(5000));
     REQUIRE_FALSE(reply);
     CHECK(reply.error().code == ErrorCode::unsupported);
-    CHECK(contains(reply.error().message, "DropSession"));
+    CHECK(test::contains(reply.error().message, "DropSession"));
     CHECK_FALSE(client.generate(submit_text("abc", 5)).error);
 }
 

@@ -5,6 +5,7 @@
 #include <limits>
 #include <string>
 #include <vector>
+#include "tests/support/text.h"
 
 namespace k3::gateway {
 
@@ -34,22 +35,18 @@ std::string refusal(const std::vector<std::uint32_t>& prompt,
     return status.error().message;
 }
 
-bool contains(const std::string& text, const std::string& part) {
-    return text.find(part) != std::string::npos;
-}
-
 }  // namespace
 
 TEST_CASE("prompts are refused with the numbers that speak against them") {
-    CHECK(contains(refusal({}), "0 ids"));
+    CHECK(test::contains(refusal({}), "0 ids"));
     const std::string too_long = refusal(std::vector<std::uint32_t>(21, 1));
-    CHECK(contains(too_long, "21"));
-    CHECK(contains(too_long, "20"));
+    CHECK(test::contains(too_long, "21"));
+    CHECK(test::contains(too_long, "20"));
     const std::string outside = refusal({1, 2, 100, 3});
-    CHECK(contains(outside, "id 100"));
-    CHECK(contains(outside, "position 2"));
-    CHECK(contains(outside, "vocabulary of 100"));
-    CHECK(contains(refusal({1}, {5, 4000000000U}), "stop id 4000000000 at position 1"));
+    CHECK(test::contains(outside, "id 100"));
+    CHECK(test::contains(outside, "position 2"));
+    CHECK(test::contains(outside, "vocabulary of 100"));
+    CHECK(test::contains(refusal({1}, {5, 4000000000U}), "stop id 4000000000 at position 1"));
     CHECK(check_ids(std::vector<std::uint32_t>(20, 99), {0}, facts()));
 }
 
@@ -63,17 +60,17 @@ TEST_CASE("a submit is refused before any stage is asked") {
     msg::Submit submit;
     CHECK(check_submit(submit));
     submit.params.temperature = std::numeric_limits<float>::quiet_NaN();
-    CHECK(contains(message(submit), "temperature"));
+    CHECK(test::contains(message(submit), "temperature"));
     submit = {};
     submit.n_logprobs = 21;
-    CHECK(contains(message(submit), "n_logprobs 21"));
+    CHECK(test::contains(message(submit), "n_logprobs 21"));
     submit = {};
     submit.stop_strings = std::vector<std::string>(17, "x");
-    CHECK(contains(message(submit), "17"));
+    CHECK(test::contains(message(submit), "17"));
     submit.stop_strings = {"a", ""};
-    CHECK(contains(message(submit), "stop string 1 has 0 bytes"));
+    CHECK(test::contains(message(submit), "stop string 1 has 0 bytes"));
     submit.stop_strings = {std::string(4097, 'x')};
-    CHECK(contains(message(submit), "4097"));
+    CHECK(test::contains(message(submit), "4097"));
     submit.stop_strings = std::vector<std::string>(16, std::string(4096, 'x'));
     CHECK(check_submit(submit));
 }

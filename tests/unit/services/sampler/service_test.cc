@@ -15,6 +15,7 @@
 #include "common/transport/tensor_io.h"
 #include "tests/support/fake_stages.h"
 #include "tests/support/message_fuzzer.h"
+#include "tests/support/text.h"
 
 namespace k3::sampler {
 
@@ -125,10 +126,6 @@ bool same(const msg::SampledRow& a, const msg::SampledRow& b) {
     return true;
 }
 
-bool contains(const std::string& text, const std::string& part) {
-    return text.find(part) != std::string::npos;
-}
-
 }  // namespace
 
 TEST_CASE("the sampler announces what it takes") {
@@ -214,23 +211,24 @@ TEST_CASE("a call is refused with the name of what is wrong") {
 
     msg::Sample bad = sample;
     bad.rows.pop_back();
-    CHECK(contains(refusal(bad, frames).message, "2 rows, but logits of shape [3, 50]"));
+    CHECK(test::contains(refusal(bad, frames).message, "2 rows, but logits of shape [3, 50]"));
     bad = sample;
     bad.rows.clear();
-    CHECK(contains(refusal(bad, frames).message, "0 rows"));
-    CHECK(contains(ask(fixture, batch(9, 10)).error().message, "9 rows, the sampler takes 1 to 8"));
+    CHECK(test::contains(refusal(bad, frames).message, "0 rows"));
+    CHECK(test::contains(ask(fixture, batch(9, 10)).error().message,
+                         "9 rows, the sampler takes 1 to 8"));
     bad = sample;
     bad.logits = {};
-    CHECK(contains(refusal(bad, {}).message, "logits of shape []"));
+    CHECK(test::contains(refusal(bad, {}).message, "logits of shape []"));
     bad = sample;
     bad.logits.shape = {3, 10, 5};
-    CHECK(contains(refusal(bad, frames).message, "[3, 10, 5]"));
+    CHECK(test::contains(refusal(bad, frames).message, "[3, 10, 5]"));
     bad = sample;
     bad.logits.shape = {3, 51};
     CHECK(refusal(bad, frames).code == ErrorCode::invalid_argument);
     bad = sample;
     bad.logits.dtype = msg::DType::i64;
-    CHECK(contains(refusal(bad, frames).message, "logits"));
+    CHECK(test::contains(refusal(bad, frames).message, "logits"));
     bad = sample;
     CHECK(refusal(bad, {}).code == ErrorCode::invalid_argument);  // the frame is missing
     bad = sample;
@@ -238,22 +236,22 @@ TEST_CASE("a call is refused with the name of what is wrong") {
     CHECK(refusal(bad, {}).code == ErrorCode::not_found);
     bad = sample;
     bad.rows[1].params.min_p = 1.5F;
-    CHECK(contains(refusal(bad, frames).message, "row 1: min_p 1.5"));
+    CHECK(test::contains(refusal(bad, frames).message, "row 1: min_p 1.5"));
     bad = sample;
     bad.rows[2].stop_ids = {50};
-    CHECK(contains(refusal(bad, frames).message, "row 2: stop_ids[0] is 50"));
+    CHECK(test::contains(refusal(bad, frames).message, "row 2: stop_ids[0] is 50"));
 
     Batch damaged = good;
     damaged.logits[2 * 50 + 13] = std::nanf("");
     const auto answer = ask(fixture, damaged);
     REQUIRE_FALSE(answer);
     CHECK(answer.error().code == ErrorCode::corrupt);
-    CHECK(contains(answer.error().message, "row 2 of the logits holds nan at id 13"));
+    CHECK(test::contains(answer.error().message, "row 2 of the logits holds nan at id 13"));
 
     const auto other = fixture.channel->call(msg::Decode{}, {}, Deadline::after_ms(10000));
     REQUIRE_FALSE(other);
     CHECK(other.error().code == ErrorCode::unsupported);
-    CHECK(contains(other.error().message, "Decode"));
+    CHECK(test::contains(other.error().message, "Decode"));
     CHECK(ask(fixture, good));
 }
 

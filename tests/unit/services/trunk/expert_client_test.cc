@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "tests/support/text.h"
 #include "tests/unit/services/trunk/fake_expert_server.h"
 #include "tests/unit/services/trunk/harness.h"
 
@@ -24,10 +25,6 @@ using Fault = FakeExpertServer::Fault;
 using trunk::ExpertClient;
 
 const std::vector<std::uint32_t> kPrompt = {387, 486, 344, 495, 13, 7, 8, 9, 10, 11, 12};
-
-bool contains(const std::string& text, const std::string& part) {
-    return text.find(part) != std::string::npos;
-}
 
 /// Servers, a client that met them, and a trunk on top.
 struct Rig {

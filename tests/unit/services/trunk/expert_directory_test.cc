@@ -6,16 +6,13 @@
 
 #include <string>
 #include <vector>
+#include "tests/support/text.h"
 
 namespace k3::test {
 
 namespace {
 
 using trunk::ExpertDirectory;
-
-bool contains(const std::string& text, const std::string& part) {
-    return text.find(part) != std::string::npos;
-}
 
 /// 3 layers from 4 on, 10 experts each.
 ExpertDirectory directory(std::size_t n_servers) {

@@ -16,16 +16,13 @@
 #include "common/base/error.h"
 #include "common/transport/channel.h"
 #include "tests/support/golden.h"
+#include "tests/support/text.h"
 #include "tests/unit/services/trunk/fake_expert_server.h"
 #include "tests/unit/services/trunk/harness.h"
 
 namespace k3::test {
 
 namespace {
-
-bool contains(const std::string& text, const std::string& part) {
-    return text.find(part) != std::string::npos;
-}
 
 class TrunkProcess {
   public:

@@ -9,16 +9,13 @@
 #include <vector>
 
 #include "common/transport/tensor_io.h"
+#include "tests/support/text.h"
 #include "tests/unit/services/trunk/harness.h"
 #include "tests/unit/services/trunk/served_stage.h"
 
 namespace k3::test {
 
 namespace {
-
-bool contains(const std::string& text, const std::string& part) {
-    return text.find(part) != std::string::npos;
-}
 
 msg::Step tokens(std::uint64_t session, std::uint64_t position,
                  const std::vector<std::uint32_t>& ids, bool reply_shm = false) {

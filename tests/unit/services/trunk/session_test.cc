@@ -8,6 +8,7 @@
 #include <string>
 
 #include "common/base/settings.h"
+#include "tests/support/text.h"
 #include "tests/unit/services/trunk/harness.h"
 
 namespace k3::test {
@@ -22,10 +23,6 @@ constexpr LayerRange kAll{0, 13};
 
 SessionTable table(std::uint32_t max_sessions, std::uint64_t budget_bytes) {
     return {tiny_model().config, kAll, 2, {max_sessions, budget_bytes, 4096}};
-}
-
-bool contains(const std::string& text, const std::string& part) {
-    return text.find(part) != std::string::npos;
 }
 
 }  // namespace

@@ -8,17 +8,12 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/text.h"
 #include "tests/unit/services/trunk/harness.h"
 
 namespace k3::test {
 
-namespace {
-
-bool contains(const std::string& text, const std::string& part) {
-    return text.find(part) != std::string::npos;
-}
-
-}  // namespace
+namespace {}  // namespace
 
 TEST_CASE("a failed step poisons exactly the sessions it names") {
     Harness trunk(tiny_model());
