@@ -12,6 +12,7 @@
 #include <optional>
 #include <utility>
 
+#include "common/transport/arena.h"
 #include "launcher/endpoint_probe.h"
 #include "launcher/supervised_stage.h"
 
@@ -205,6 +206,8 @@ void Supervisor::Loop::launch(SupervisedStage& stage) {
                           "stop that process, or give the stage another endpoint (listen)"});
         return;
     }
+    // Again, for the members of a wrapper's group that were still dying at the last time.
+    if (stage.n_restarts > 0) transport::sweep_dead_segments(plan_.run_id);
     auto process =
         starter_.start({stage.plan.name, stage.plan.argv, stage.plan.env, stage.plan.terminal});
     if (!process.has_value()) {
@@ -324,6 +327,7 @@ void Supervisor::Loop::exited(SupervisedStage& stage, const Ending& ending) {
     stage.finish_output(events_, options_.forward_errors && !stopping_,
                         ending.signalled && !stopping_);
     stage.dead_instance = stage.instance;
+    transport::sweep_dead_segments(plan_.run_id);  // one that was killed could not remove its own
     stage.fingerprint.clear();
     if (stage.plan.terminal) return_terminal();
     if (stopping_) {

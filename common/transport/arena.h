@@ -9,7 +9,7 @@
 // process under the same name) gets `stale`, never wrong data. Layout: docs/formats/arena.md.
 //
 // Names: "/k3-<run id>-<service>-<pid>". The owner unlinks its segment when it ends; the launcher
-// sweeps those of dead processes when it starts.
+// sweeps those of dead processes when it starts and when a service of its own has ended.
 
 #include <cstddef>
 #include <cstdint>
@@ -79,5 +79,7 @@ std::string segment_name(std::uint64_t run_id, std::string_view service);
 
 /// Removes /dev/shm segments of this project whose owner process is gone; returns their names.
 std::vector<std::string> sweep_dead_segments();
+/// The same for one run: what a service left that was killed while the others go on.
+std::vector<std::string> sweep_dead_segments(std::uint64_t run_id);
 
 }  // namespace k3::transport

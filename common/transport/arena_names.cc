@@ -33,6 +33,24 @@ bool sweep_one(const std::string& name) {
     return ::shm_unlink(name.c_str()) == 0;
 }
 
+std::string run_prefix(std::uint64_t run_id) {
+    char hex[17] = {};
+    std::to_chars(hex, hex + 16, run_id, 16);
+    return std::string(kSegmentPrefix) + hex + "-";
+}
+
+std::vector<std::string> sweep_names_with(std::string_view prefix) {
+    std::vector<std::string> swept;
+    std::unique_ptr<DIR, int (*)(DIR*)> folder(::opendir(kShmFolder), ::closedir);
+    if (!folder) return swept;
+    while (const dirent* entry = ::readdir(folder.get())) {
+        std::string name = std::string("/") + entry->d_name;
+        if (name.starts_with(prefix) && check_segment_name(name).has_value() && sweep_one(name))
+            swept.push_back(name);
+    }
+    return swept;
+}
+
 }  // namespace
 
 std::string segment_path(const std::string& name) { return kShmFolder + name; }
@@ -63,9 +81,7 @@ Result<ArenaHeader> read_arena_header(const Fd& segment, const std::string& name
 }
 
 std::string segment_name(std::uint64_t run_id, std::string_view service) {
-    char hex[17] = {};
-    std::to_chars(hex, hex + 16, run_id, 16);
-    std::string head = std::string(kSegmentPrefix) + hex + "-";
+    std::string head = run_prefix(run_id);
     std::string tail = "-" + std::to_string(::getpid());
     std::string middle(service.substr(0, kMaxSegmentName - head.size() - tail.size()));
     std::replace_if(
@@ -73,15 +89,9 @@ std::string segment_name(std::uint64_t run_id, std::string_view service) {
     return head + middle + tail;
 }
 
-std::vector<std::string> sweep_dead_segments() {
-    std::vector<std::string> swept;
-    std::unique_ptr<DIR, int (*)(DIR*)> folder(::opendir(kShmFolder), ::closedir);
-    if (!folder) return swept;
-    while (const dirent* entry = ::readdir(folder.get())) {
-        std::string name = std::string("/") + entry->d_name;
-        if (check_segment_name(name).has_value() && sweep_one(name)) swept.push_back(name);
-    }
-    return swept;
+std::vector<std::string> sweep_dead_segments() { return sweep_names_with(kSegmentPrefix); }
+std::vector<std::string> sweep_dead_segments(std::uint64_t run_id) {
+    return sweep_names_with(run_prefix(run_id));
 }
 
 }  // namespace k3::transport

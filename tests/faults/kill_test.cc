@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 #include <signal.h>
 
+#include <filesystem>
 #include <string>
 #include <thread>
 
@@ -28,10 +29,21 @@ Program start_client(const World& world) {
                         "--max-tokens", std::to_string(kTokens), "--ignore-eos"});
 }
 
-void kill_stage(const Pipeline& pipeline, const std::string& name) {
+/// Returns which process it was.
+pid_t kill_stage(const Pipeline& pipeline, const std::string& name) {
     auto pid = static_cast<pid_t>(pipeline.stage(name).pid);
     REQUIRE(pid > 0);
     ::kill(pid, SIGKILL);
+    return pid;
+}
+
+bool has_segments(pid_t pid) {
+    const std::string end = "-" + std::to_string(pid);
+    for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
+        std::string name = entry.path().filename().string();
+        if (name.starts_with("k3-") && name.ends_with(end)) return true;
+    }
+    return false;
 }
 
 bool has(const std::string& text, const std::string& part) {
@@ -53,11 +65,12 @@ TEST_CASE("a service that is killed in the middle of a generation") {
     SUBCASE("an expert server: it is restarted and the text comes out identical") {
         Program client = start_client(world);
         REQUIRE_MESSAGE(client.prints(beginning), client.err());
-        kill_stage(pipeline, "experts");
+        pid_t killed = kill_stage(pipeline, "experts");
         Ended ended = client.wait();
         CHECK_MESSAGE(ended.code == 0, ended.err);
         CHECK(ended.out == undisturbed.text);
         CHECK(pipeline.complete_again("experts", 1));
+        CHECK_FALSE(has_segments(killed));
         CHECK(pipeline.program().says("experts ended with signal 9 (Killed); restart 1 of 5"));
     }
     SUBCASE("another one: an error that names it, and the next request is right") {
@@ -65,14 +78,15 @@ TEST_CASE("a service that is killed in the middle of a generation") {
             CAPTURE(name);
             Program client = start_client(world);
             REQUIRE_MESSAGE(client.prints(beginning), client.err());
-            Clock::time_point killed = Clock::now();
-            kill_stage(pipeline, name);
+            Clock::time_point killed_at = Clock::now();
+            pid_t killed = kill_stage(pipeline, name);
             Ended ended = client.wait();
-            CHECK(Clock::now() - killed < std::chrono::seconds(5));
+            CHECK(Clock::now() - killed_at < std::chrono::seconds(5));
             CHECK(ended.code == 5);
             CHECK(has(ended.sentence(), name));
             CHECK(undisturbed.text.starts_with(ended.out));
             CHECK(pipeline.complete_again(name, 1));
+            CHECK_FALSE(has_segments(killed));
             Answer next = pipeline.ask(long_request());
             REQUIRE_MESSAGE(!next.error.has_value(), next.error->sentence());
             CHECK(next.ids == undisturbed.ids);

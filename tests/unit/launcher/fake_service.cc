@@ -3,7 +3,8 @@
 //   fake_service --listen ENDPOINT --name NAME --kind experts [BEHAVIOUR]...
 //
 // Behaviours: --load-ms N, --exit-at-start N, --fail-first N (exit 1 in the first N lives, counted
-// in --lives FILE), --fingerprint TEXT, --deaf (ignores SIGTERM and its lifeline).
+// in --lives FILE), --fingerprint TEXT, --deaf (ignores SIGTERM and its lifeline), --arena (owns a
+// shared-memory segment).
 
 #include <signal.h>
 #include <unistd.h>
@@ -12,9 +13,11 @@
 #include <cstdlib>
 #include <fstream>
 #include <map>
+#include <memory>
 #include <string>
 
 #include "common/base/log.h"
+#include "common/transport/arena.h"
 #include "common/transport/service_options.h"
 
 namespace {
@@ -81,6 +84,13 @@ int main(int argc, char** argv) {
             (*server)->set_progress(static_cast<std::uint32_t>(i * 100), "crates");
             ::usleep(static_cast<unsigned>(ms) * 100);
         }
+    }
+    std::unique_ptr<transport::Arena> arena;
+    if (flags.contains("arena")) {
+        auto made = transport::Arena::create(
+            {transport::segment_name(options.run(), options.name), 4096, 1});
+        if (!made.has_value()) return transport::fail(made.error(), server->get());
+        arena = *std::move(made);
     }
     msg::Announcement announcement;
     announcement.fingerprint = flags["fingerprint"];

@@ -3,6 +3,7 @@
 #include "launcher/supervisor.h"
 
 #include <doctest/doctest.h>
+#include <fmt/format.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -11,10 +12,13 @@
 #include <atomic>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 
+#include "launcher/session.h"
 #include "launcher/stage_states.h"
 #include "launcher/starter.h"
 #include "tests/support/checkpoint_copy.h"
@@ -73,6 +77,7 @@ class Bench {
         REQUIRE(made.has_value());
         starter_ = *std::move(made);
         plan_.name = "bench";
+        plan_.run_id = new_run_id();
         options.stop_grace_ms = 1500;
     }
     ~Bench() {
@@ -85,6 +90,15 @@ class Bench {
         return "ipc://" + (temp_.path() / (name + ".sock")).string();
     }
     fs::path file(const std::string& name) const { return temp_.path() / name; }
+    /// Of this pipeline alone: other pipelines may run beside.
+    std::set<std::string> segments() const {
+        std::set<std::string> found;
+        const std::string prefix = fmt::format("k3-{:x}-", plan_.run_id);
+        for (const auto& entry : fs::directory_iterator("/dev/shm"))
+            if (std::string name = entry.path().filename().string(); name.starts_with(prefix))
+                found.insert(name.substr(prefix.size()));
+        return found;
+    }
 
     StagePlan& add(msg::ServiceKind kind, const std::string& name,
                    std::vector<std::string> behaviour = {}) {
@@ -97,6 +111,8 @@ class Bench {
                       stage.endpoint,
                       "--name",
                       name,
+                      "--run-id",
+                      fmt::format("{:x}", plan_.run_id),
                       "--kind",
                       std::string(to_string(kind))};
         stage.argv.insert(stage.argv.end(), behaviour.begin(), behaviour.end());
@@ -177,6 +193,13 @@ Fd listening_socket(const fs::path& path) {
     return fd;
 }
 
+pid_t child_of(std::int64_t pid) {
+    pid_t child = 0;
+    std::ifstream(fmt::format("/proc/{0}/task/{0}/children", pid)) >> child;
+    REQUIRE(child > 0);
+    return child;
+}
+
 bool is_gone(std::int64_t pid) { return ::kill(static_cast<pid_t>(pid), 0) != 0; }
 
 }  // namespace
@@ -209,6 +232,33 @@ TEST_CASE("a stage that was killed is started again, and the pipeline is complet
     }));
     CHECK(bench.stage("trunk").pid != first);
     CHECK(bench.stage("gateway").restarts == 0);
+}
+
+TEST_CASE("the shared memory of a killed stage is removed while the others keep theirs") {
+    Bench bench;
+    bench.add(msg::ServiceKind::experts, "other", {"--arena"});
+    StagePlan& trunk = bench.add(msg::ServiceKind::trunk, "trunk", {"--arena"});
+    bool wrapped = false;
+    SUBCASE("a stage alone") {}
+    SUBCASE("a stage behind a wrapper, whose process is not the one that was started") {
+        wrapped = true;
+        trunk.wrapped = true;
+        trunk.argv.insert(trunk.argv.begin(), {"/bin/sh", "-c", "\"$0\" \"$@\"; exit $?"});
+    }
+    bench.add(msg::ServiceKind::gateway, "gateway");
+    bench.start();
+    REQUIRE(bench.supervisor().wait_ready().has_value());
+    std::set<std::string> before = bench.segments();
+    REQUIRE(before.size() == 2);
+    pid_t owner = wrapped ? child_of(bench.stage("trunk").pid) : pid_t(bench.stage("trunk").pid);
+    REQUIRE(before.contains(fmt::format("trunk-{}", owner)));
+    ::kill(owner, SIGKILL);
+    CHECK(bench.wait_for([&] { return bench.stage("trunk").restarts == 1; }));
+    CHECK(bench.wait_for([&] { return bench.state() == "ready"; }));
+    std::set<std::string> after = bench.segments();
+    CHECK(after.size() == 2);
+    CHECK_FALSE(after.contains(fmt::format("trunk-{}", owner)));
+    CHECK(after.contains(fmt::format("other-{}", bench.stage("other").pid)));
 }
 
 TEST_CASE("bad settings and a bad model end the pipeline with the service's own sentence") {
