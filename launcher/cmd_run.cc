@@ -158,6 +158,11 @@ void say_how_it_ended(const msg::Finished& finished, const RunCommand& command,
         decode_s > 0 ? fmt::format(" ({:.1f}/s)", finished.n_generated / decode_s) : ""));
 }
 
+/// Prints the error, except that of an interrupted request: its caller knows who interrupted it.
+int report_failure(const Error& error) {
+    return error.code == ErrorCode::cancelled ? kExitInterrupted : report(error);
+}
+
 /// Submits through the gateway at `endpoint` and prints what comes. Returns the exit code.
 int generate(const RunCommand& command, Prepared prepared, const std::string& endpoint,
              std::uint64_t run_id, const EventLog& events, const std::function<bool()>& give_up) {
@@ -168,7 +173,7 @@ int generate(const RunCommand& command, Prepared prepared, const std::string& en
         logits = *std::move(created);
     }
     auto client = GatewayClient::connect(endpoint, run_id, Deadline::after_ms(kGatewayMs), give_up);
-    if (!client.has_value()) return report(client.error());
+    if (!client.has_value()) return report_failure(client.error());
     say_how_tokens_are_chosen(command, &prepared.submit, events);
 
     bool terminal = ::isatty(STDOUT_FILENO) != 0;
@@ -181,7 +186,7 @@ int generate(const RunCommand& command, Prepared prepared, const std::string& en
     if (!finished.has_value()) {
         if (command.json)
             if (Status told = json.error(finished.error()); !told) return report(told.error());
-        return report(finished.error());
+        return report_failure(finished.error());
     }
     if (command.json) written = json.finished(*finished);
     if (written && logits != nullptr) written = logits->finish(client->facts().vocab_size);
@@ -219,7 +224,9 @@ int run_attached(const RunCommand& command, Prepared prepared, const EventLog& e
         interrupted = interrupted || ::read(signals->get(), &info, sizeof info) > 0;
         return interrupted;
     };
-    return generate(command, std::move(prepared), endpoint, 0, events, give_up);
+    int code = generate(command, std::move(prepared), endpoint, 0, events, give_up);
+    if (interrupted) events.important("interrupted");
+    return code;
 }
 
 int run_alone(const RunCommand& command, Prepared prepared, const EventLog& events) {
@@ -245,8 +252,9 @@ int run_alone(const RunCommand& command, Prepared prepared, const EventLog& even
     loop.join();
     session.reset();
     if (!outcome.status.has_value()) return report(outcome.status.error());
-    if (outcome.interrupted) return kExitInterrupted;
-    return code;
+    if (!outcome.interrupted) return code;
+    events.important("interrupted");
+    return kExitInterrupted;
 }
 
 }  // namespace

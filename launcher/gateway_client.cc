@@ -65,6 +65,7 @@ Result<msg::Finished> GatewayClient::generate(const msg::Submit& submit, Generat
         if (!reply.has_value()) {
             // The slice is ours; a deadline that a service reports comes before its end.
             if (reply.error().code == ErrorCode::deadline_exceeded && slice.expired()) continue;
+            if (give_up()) return cancel(call);  // the reason is ours, whatever it looks like
             Error error = std::move(reply).error();
             // It was not us who withdrew: a stage behind the gateway was told to stop.
             if (error.code == ErrorCode::cancelled) error.code = ErrorCode::unavailable;

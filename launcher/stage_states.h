@@ -19,7 +19,8 @@
 //   backing_off  launched           starting
 //   (any living) refused            failed        bad settings or model, too many restarts,
 //                                                 start timeout: the pipeline ends with a sentence
-//   (any living) stop_asked         stopping      SIGTERM to the group, later SIGKILL
+//   (any living) stop_asked         stopping      SIGTERM to the group in its turn, later SIGKILL
+//                                                 (stop_sequence.h)
 //   stopping     exited             stopped
 //   (no process) stop_asked         stopped
 //

@@ -14,6 +14,7 @@
 
 #include "common/transport/arena.h"
 #include "launcher/endpoint_probe.h"
+#include "launcher/stop_sequence.h"
 #include "launcher/supervised_stage.h"
 
 namespace k3::launcher {
@@ -22,7 +23,6 @@ using std::chrono::milliseconds;
 
 namespace {
 
-constexpr std::int64_t kKillPatienceMs = 1500;  // for the kernel to end what got SIGKILL
 constexpr std::int64_t kProgressLineMs = 1000;
 constexpr std::int64_t kTakenProbeMs = 200;  // an address that does not react is not taken
 
@@ -88,7 +88,8 @@ class Supervisor::Loop {
           starter_(starter),
           janitor_(janitor),
           events_(events),
-          on_change_(std::move(on_change)) {}
+          on_change_(std::move(on_change)),
+          stop_(stages_, starter_, events_, options_.stop_grace_ms) {}
 
     Status prepare();
     Outcome run();
@@ -112,7 +113,6 @@ class Supervisor::Loop {
     void begin_stop();
     void publish();
     std::string pipeline_state() const;
-    bool all_stopped() const;
 
     // The loop's parts.
     int wait_ms() const;
@@ -120,7 +120,6 @@ class Supervisor::Loop {
     void read_signals();
     void check_timers();
     void check_living(SupervisedStage& stage);
-    void check_stop_timers();
     void return_terminal() const;
 
     PipelinePlan plan_;
@@ -132,13 +131,11 @@ class Supervisor::Loop {
     std::vector<SupervisedStage> stages_;
     Clock::time_point started_ = Clock::now();
     Clock::time_point now_ = Clock::now();
-    bool stopping_ = false;
-    bool killed_ = false;
     bool interrupted_ = false;
-    bool was_ready_ = false;     // the pipeline, at least once
-    bool degraded_ = false;      // it was ready, and now a stage is not
-    bool dirty_ = true;          // something to publish
-    Clock::time_point stop_at_;  // when the stop began
+    bool was_ready_ = false;  // the pipeline, at least once
+    bool degraded_ = false;   // it was ready, and now a stage is not
+    bool dirty_ = true;       // something to publish
+    StopSequence stop_;
     std::optional<Error> failure_;
 };
 
@@ -160,14 +157,14 @@ Status Supervisor::Loop::prepare() {
 Outcome Supervisor::Loop::run() {
     started_ = now_ = Clock::now();
     for (SupervisedStage& stage : stages_)
-        if (!stopping_ && (!stage.plan.owned || stage.plan.kind != msg::ServiceKind::gateway))
+        if (!stop_.begun() && (!stage.plan.owned || stage.plan.kind != msg::ServiceKind::gateway))
             launch(stage);
-    while (!all_stopped()) {
+    while (!stop_.finished(now_)) {
         launch_gateway_if_others_are_ready();
         if (dirty_) publish();
         wait();
         now_ = Clock::now();
-        if (shared.stop_asked && !stopping_) begin_stop();
+        if (shared.stop_asked && !stop_.begun()) begin_stop();
         mailbox->silence();
         while (auto sighting = mailbox->take()) sighted(*std::move(sighting));
         for (SupervisedStage& stage : stages_) {
@@ -225,7 +222,7 @@ void Supervisor::Loop::launch(SupervisedStage& stage) {
 
 void Supervisor::Loop::launch_gateway_if_others_are_ready() {
     SupervisedStage& gateway = stages_.back();
-    if (stopping_ || gateway.state != StageState::waiting) return;
+    if (stop_.begun() || gateway.state != StageState::waiting) return;
     bool ready = std::all_of(stages_.begin(), stages_.end() - 1, [](const SupervisedStage& stage) {
         return stage.state == StageState::ready;
     });
@@ -234,7 +231,7 @@ void Supervisor::Loop::launch_gateway_if_others_are_ready() {
 
 void Supervisor::Loop::sighted(Sighting sighting) {
     SupervisedStage& stage = stages_[sighting.stage];
-    if (stopping_) return;
+    if (stop_.begun()) return;
     if (sighting.refusal.has_value()) {
         if (stage.state != StageState::waiting && stage.state != StageState::backing_off)
             fail(stage, *std::move(sighting.refusal));
@@ -324,13 +321,13 @@ void Supervisor::Loop::show_progress(SupervisedStage& stage, const msg::Pong& po
 
 void Supervisor::Loop::exited(SupervisedStage& stage, const Ending& ending) {
     dirty_ = true;
-    stage.finish_output(events_, options_.forward_errors && !stopping_,
-                        ending.signalled && !stopping_);
+    stage.finish_output(events_, options_.forward_errors && !stop_.begun(),
+                        ending.signalled && !stop_.begun());
     stage.dead_instance = stage.instance;
     transport::sweep_dead_segments(plan_.run_id);  // one that was killed could not remove its own
     stage.fingerprint.clear();
     if (stage.plan.terminal) return_terminal();
-    if (stopping_) {
+    if (stop_.begun()) {
         stage.apply(StageEvent::exited);
         return;
     }
@@ -359,12 +356,10 @@ void Supervisor::Loop::exited(SupervisedStage& stage, const Ending& ending) {
 void Supervisor::Loop::fail(SupervisedStage& stage, Error error) {
     stage.apply(StageEvent::refused);
     if (!failure_.has_value()) failure_ = std::move(error);
-    if (!stopping_) begin_stop();
+    if (!stop_.begun()) begin_stop();
 }
 
 void Supervisor::Loop::begin_stop() {
-    stopping_ = true;
-    stop_at_ = now_;
     dirty_ = true;
     {
         std::lock_guard lock(shared.mutex);
@@ -374,18 +369,11 @@ void Supervisor::Loop::begin_stop() {
     }
     shared.changed.notify_all();
     if (was_ready_ || !failure_.has_value()) events_.normal("stopping");
-    for (SupervisedStage& stage : stages_) {
-        stage.apply(StageEvent::stop_asked);
-        if (!stage.plan.owned && stage.state == StageState::stopping)
-            stage.apply(StageEvent::exited);
-        if (!stage.has_process()) continue;
-        starter_.signal(stage.process, SIGTERM);
-        starter_.signal(stage.process, SIGCONT);  // a stopped process cannot hear the first
-    }
+    stop_.begin(now_);
 }
 
 std::string Supervisor::Loop::pipeline_state() const {
-    if (stopping_) return "stopping";
+    if (stop_.begun()) return "stopping";
     bool ready = std::all_of(stages_.begin(), stages_.end(), [](const SupervisedStage& stage) {
         return stage.state == StageState::ready;
     });
@@ -413,19 +401,11 @@ void Supervisor::Loop::publish() {
     shared.changed.notify_all();
 }
 
-bool Supervisor::Loop::all_stopped() const {
-    if (!stopping_) return false;
-    if (killed_ && now_ - stop_at_ > milliseconds(options_.stop_grace_ms + kKillPatienceMs))
-        return true;
-    return std::none_of(stages_.begin(), stages_.end(),
-                        [](const SupervisedStage& stage) { return stage.has_process(); });
-}
-
 int Supervisor::Loop::wait_ms() const {
     // Timers are coarse: 50 ms while anything is in motion, else a quarter of a second.
-    bool quiet = !stopping_ && std::all_of(stages_.begin(), stages_.end(), [](const auto& stage) {
-        return stage.state == StageState::ready;
-    });
+    bool quiet = !stop_.begun() &&
+                 std::all_of(stages_.begin(), stages_.end(),
+                             [](const auto& stage) { return stage.state == StageState::ready; });
     return quiet ? 250 : 50;
 }
 
@@ -446,20 +426,20 @@ void Supervisor::Loop::read_signals() {
     while (::read(options_.signal_fd, &info, sizeof info) == static_cast<ssize_t>(sizeof info)) {
         interrupted_ = true;
         now_ = Clock::now();
-        if (!stopping_)
+        if (!stop_.begun())
             begin_stop();
-        else if (now_ - stop_at_ > milliseconds(200))  // asked again: no more patience
-            stop_at_ = now_ - milliseconds(options_.stop_grace_ms);
+        else
+            stop_.hurry(now_);
     }
 }
 
 void Supervisor::Loop::check_timers() {
-    if (stopping_) {
-        check_stop_timers();
+    if (stop_.begun()) {
+        stop_.advance(now_);
         return;
     }
     for (SupervisedStage& stage : stages_) {
-        if (stopping_) return;
+        if (stop_.begun()) return;
         if (stage.state == StageState::backing_off && now_ >= stage.next_start) {
             stage.restarts.push_back(now_);
             ++stage.n_restarts;
@@ -505,17 +485,6 @@ void Supervisor::Loop::check_living(SupervisedStage& stage) {
                                       seconds_between(stage.answered_at, now_)));
         starter_.signal(stage.process, SIGKILL);
         stage.answered_at = now_;  // once is enough
-    }
-}
-
-void Supervisor::Loop::check_stop_timers() {
-    if (now_ - stop_at_ < milliseconds(options_.stop_grace_ms) || killed_) return;
-    killed_ = true;
-    for (SupervisedStage& stage : stages_) {
-        if (!stage.has_process()) continue;
-        events_.important(fmt::format("{} (pid {}) did not stop within {} ms and is killed",
-                                      stage.plan.name, stage.process.pid, options_.stop_grace_ms));
-        starter_.signal(stage.process, SIGKILL);
     }
 }
 

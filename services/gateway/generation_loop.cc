@@ -253,8 +253,13 @@ void GenerationLoop::finish(GenerationRequest& request, const Turn* turn,
 }
 
 void GenerationLoop::fail(GenerationRequest& request, const msg::Failure& failure) {
-    log::warn(fmt::format("request fails service={} code={} reason=\"{}\"", failure.service,
-                          to_string(failure.error.code), failure.error.message));
+    const std::string line =
+        fmt::format("request fails service={} code={} reason=\"{}\"", failure.service,
+                    to_string(failure.error.code), failure.error.message);
+    if (pipeline_.stages().interrupted())
+        log::info(line);
+    else
+        log::warn(line);
     request.client.send_failure(failure);
     ++failed_;
     ended_.push_back(request.handle);

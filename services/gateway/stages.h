@@ -67,6 +67,8 @@ class Stages {
     bool ready() const noexcept { return ready_; }
     /// How far loading is, for this gateway's own callers: the average over the stages.
     std::uint32_t progress_permille() const noexcept { return progress_permille_; }
+    /// This process was told to stop: what fails from now on is nobody's fault.
+    bool interrupted() const { return options_.interrupted && options_.interrupted(); }
     /// Valid once ready, and until the next time.
     const PipelineFacts& facts() const noexcept { return facts_; }
 

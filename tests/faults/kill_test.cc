@@ -126,12 +126,31 @@ TEST_CASE("Ctrl-C ends everything in time, whenever it comes") {
         run.signal(SIGINT);
         Ended ended = run.wait(5000);
         CHECK(ended.code == 130);
+        CHECK(ended.sentence() == "interrupted");
+        CHECK_MESSAGE(ended.err.find("warning") == std::string::npos, ended.err);
     }
     SUBCASE("while the stages start") {
         Program run = world.start({"run", "-p", "x"});
         REQUIRE(run.says("starting pipeline"));
         run.signal(SIGINT);
-        CHECK(run.wait(5000).code == 130);
+        Ended ended = run.wait(5000);
+        CHECK(ended.code == 130);
+        CHECK(ended.sentence() == "interrupted");
+        CHECK_MESSAGE(ended.err.find("warning") == std::string::npos, ended.err);
+    }
+    SUBCASE("at a pipeline that answers somebody: stopping it is nobody's trouble") {
+        Pipeline pipeline(world, "demo", demo_model_dir(), "");
+        Program client = start_client(world);
+        REQUIRE_MESSAGE(client.prints(" "), client.err());
+        pipeline.program().signal(SIGINT);
+        Ended ended = pipeline.program().wait(5000);
+        CHECK(ended.code == 0);
+        CHECK_MESSAGE(ended.err.find("warning") == std::string::npos, ended.err);
+        CHECK(ended.sentence() == "stopped");
+        pipeline.given_up();
+        Ended answer = client.wait(5000);
+        CHECK(answer.code == 5);
+        CHECK(has(answer.sentence(), "the gateway is stopping"));
     }
     SUBCASE("with a stage that hears nothing") {
         Pipeline pipeline(world, "demo", demo_model_dir(), "");

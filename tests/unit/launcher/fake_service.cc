@@ -4,7 +4,7 @@
 //
 // Behaviours: --load-ms N, --exit-at-start N, --fail-first N (exit 1 in the first N lives, counted
 // in --lives FILE), --fingerprint TEXT, --deaf (ignores SIGTERM and its lifeline), --arena (owns a
-// shared-memory segment).
+// shared-memory segment), --last-words FILE (appends its name there when it ends well).
 
 #include <signal.h>
 #include <unistd.h>
@@ -98,5 +98,7 @@ int main(int argc, char** argv) {
     (*server)->set_ready(announcement);
     log::info("ready");
     while (!(*server)->stopping()) (void)(*server)->next(Deadline::after_ms(1000));
+    if (flags.contains("last-words"))
+        std::ofstream(flags["last-words"], std::ios::app) << options.name << ' ';
     return 0;
 }

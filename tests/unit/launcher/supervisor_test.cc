@@ -21,6 +21,7 @@
 #include "launcher/session.h"
 #include "launcher/stage_states.h"
 #include "launcher/starter.h"
+#include "launcher/stop_sequence.h"
 #include "tests/support/checkpoint_copy.h"
 
 using namespace k3;
@@ -340,6 +341,27 @@ TEST_CASE("a stage that ignores the request to stop is killed") {
     bench.supervisor().request_stop();
     CHECK(bench.finish().status.has_value());
     CHECK(is_gone(trunk));
+}
+
+TEST_CASE("stages are stopped in the order of who calls whom") {
+    Bench bench;
+    std::string file = bench.file("words").string();
+    std::string expected = "gateway trunk experts ";
+    bench.add(msg::ServiceKind::experts, "experts", {"--last-words", file});
+    SUBCASE("all of them hear") {
+        bench.add(msg::ServiceKind::trunk, "trunk", {"--last-words", file});
+    }
+    SUBCASE("one that does not hear delays the next, and does not save it") {
+        bench.add(msg::ServiceKind::trunk, "trunk", {"--deaf"});
+        expected = "gateway experts ";
+    }
+    bench.add(msg::ServiceKind::gateway, "gateway", {"--last-words", file});
+    bench.options.stop_grace_ms = 3 * StopSequence::kWaveMs;
+    bench.start();
+    REQUIRE(bench.supervisor().wait_ready().has_value());
+    bench.supervisor().request_stop();
+    CHECK(bench.finish().status.has_value());
+    CHECK(test::read_file(file) == expected);
 }
 
 TEST_CASE("a stopped stage is lost, then ready again, and nobody kills it meanwhile") {
