@@ -19,12 +19,10 @@ namespace {
 constinit std::atomic<int> g_event{-1};
 constinit std::atomic<int> g_first_signal{0};
 
-int forced_exit_code() noexcept { return 128 + g_first_signal.load(); }
-
 extern "C" void on_stop_signal(int number) {
     const int saved = errno;
     int none = 0;
-    if (!g_first_signal.compare_exchange_strong(none, number)) exit_at_once(forced_exit_code());
+    if (!g_first_signal.compare_exchange_strong(none, number)) exit_at_once(128 + number);
     const std::uint64_t one = 1;
     // A full counter would mean that it is readable already.
     [[maybe_unused]] ssize_t n = ::write(g_event.load(), &one, sizeof(one));
@@ -32,7 +30,7 @@ extern "C" void on_stop_signal(int number) {
     errno = saved;
 }
 
-extern "C" void on_alarm(int) { exit_at_once(forced_exit_code()); }
+extern "C" void on_alarm(int) { exit_at_once(128 + g_first_signal.load()); }
 
 void install(int number, void (*handler)(int)) {
     struct sigaction action {};
