@@ -15,6 +15,9 @@ using namespace k3::transport::test;
 
 namespace {
 
+// For what must happen and is not promised by the clock; a busy machine under a sanitizer is slow.
+constexpr std::int64_t kPatienceMs = 20000;
+
 bool file_exists(const std::string& path) { return ::access(path.c_str(), F_OK) == 0; }
 
 std::int64_t ms_since(Clock::time_point start) {
@@ -44,10 +47,10 @@ struct Peer {
 
 TEST_CASE("a service asked to shut down ends with code 0 and leaves nothing") {
     Peer peer;
-    Result<Reply> done = peer.channel->call(msg::Shutdown{}, {}, Deadline::after_ms(10000));
+    Result<Reply> done = peer.channel->call(msg::Shutdown{}, {}, Deadline::after_ms(kPatienceMs));
     REQUIRE(done.has_value());
     CHECK(std::holds_alternative<msg::Done>(done->body));
-    CHECK(peer.process.wait_for_exit(10000) == 0);
+    CHECK(peer.process.wait_for_exit(kPatienceMs) == 0);
     peer.check_nothing_left();
 }
 
@@ -55,7 +58,7 @@ TEST_CASE("SIGTERM and SIGINT end a waiting service at once, with code 0") {
     for (int number : {SIGTERM, SIGINT}) {
         Peer peer;
         peer.process.signal(number);
-        CHECK(peer.process.wait_for_exit(2500) == 0);
+        CHECK(peer.process.wait_for_exit(kPatienceMs) == 0);  // not 128 + n: nobody forced it
         peer.check_nothing_left();
     }
 }
@@ -64,7 +67,7 @@ TEST_CASE("a service that computes is ended by force 3 seconds after the signal"
     Peer peer({"--mode", "compute"});
     const Clock::time_point start = Clock::now();
     peer.process.signal(SIGTERM);
-    CHECK(peer.process.wait_for_exit(5000) == 128 + SIGTERM);
+    CHECK(peer.process.wait_for_exit(kPatienceMs) == 128 + SIGTERM);
     CHECK(ms_since(start) >= 2500);
     peer.check_nothing_left();
 }
@@ -72,41 +75,44 @@ TEST_CASE("a service that computes is ended by force 3 seconds after the signal"
 TEST_CASE("a second signal ends a service that computes at once") {
     Peer peer({"--mode", "compute"});
     peer.process.signal(SIGINT);
+    auto pong = peer.channel->ping(Deadline::after_ms(kPatienceMs));
+    while (pong.has_value() && pong->state != msg::State::stopping)
+        pong = peer.channel->ping(Deadline::after_ms(kPatienceMs));
+    REQUIRE(pong.has_value());
     peer.process.signal(SIGTERM);
-    CHECK(peer.process.wait_for_exit(2500).has_value());
+    // The end that the first one prepares after 3 s would have its number.
+    CHECK(peer.process.wait_for_exit(kPatienceMs) == 128 + SIGTERM);
     peer.check_nothing_left();
 }
 
 TEST_CASE("the end of the lifeline ends a waiting service at once") {
     Peer peer;
     peer.process.cut_lifeline();
-    CHECK(peer.process.wait_for_exit(2500) == 0);
+    CHECK(peer.process.wait_for_exit(kPatienceMs) == 0);
     peer.check_nothing_left();
 }
 
-TEST_CASE("the end of the lifeline ends a service that computes within 5 seconds") {
+TEST_CASE("the end of the lifeline ends a service that computes by force") {
     Peer peer({"--mode", "compute"});
     peer.process.cut_lifeline();
-    CHECK(peer.process.wait_for_exit(5000).has_value());
+    CHECK(peer.process.wait_for_exit(kPatienceMs) == kExitFailed);
     peer.check_nothing_left();
 }
 
-TEST_CASE("a killed service fails the outstanding call within 3 seconds") {
+TEST_CASE("a killed service fails the outstanding call as soon as its connection ends") {
     Peer peer;
     Result<std::uint64_t> call = peer.channel->send(text("compute"));
     REQUIRE(call.has_value());
-    // It has taken the request once it answers pings and nothing waits in its queue.
-    REQUIRE(peer.channel->ping(Deadline::after_ms(10000)).has_value());
+    // It has the request when it answers the ping that was sent after it.
+    REQUIRE(peer.channel->ping(Deadline::after_ms(kPatienceMs)).has_value());
     const Clock::time_point start = Clock::now();
     peer.process.signal(SIGKILL);
-    Result<Reply> reply = peer.channel->receive(*call, Deadline::after_ms(20000));
-    const std::int64_t ms = ms_since(start);
-    MESSAGE("noticed after " << ms << " ms");
+    Result<Reply> reply = peer.channel->receive(*call, Deadline::after_ms(kPatienceMs));
+    MESSAGE("noticed after " << ms_since(start) << " ms");
     REQUIRE_FALSE(reply.has_value());
-    CHECK(ms < 3000);
     CHECK(reply.error().code == ErrorCode::unavailable);
-    CHECK(reply.error().message.find("echo (" + peer.endpoint + ")") != std::string::npos);
-    CHECK(reply.error().message.find("Encode") != std::string::npos);
+    CHECK(reply.error().message ==
+          "echo (" + peer.endpoint + ") has closed the connection while Encode was outstanding");
     CHECK(peer.channel->failed_service() == "echo");
 }
 
@@ -118,10 +124,10 @@ TEST_CASE("a restarted service is met by a new hello, and never gets the old req
         PeerProcess first(sockets.endpoint("s"));
         first_instance = greet(*channel).instance;
         first.signal(SIGKILL);
-        REQUIRE(first.wait_for_exit(5000).has_value());
+        REQUIRE(first.wait_for_exit(kPatienceMs).has_value());
     }
     // While it is down, requests are refused and none is kept for later.
-    Deadline deadline = Deadline::after_ms(3000);
+    Deadline deadline = Deadline::after_ms(kPatienceMs);
     Result<std::uint64_t> refused = std::uint64_t{0};
     while (refused.has_value() && !deadline.expired()) refused = channel->send(text("compute"));
     REQUIRE_FALSE(refused.has_value());
@@ -130,7 +136,7 @@ TEST_CASE("a restarted service is met by a new hello, and never gets the old req
 
     PeerProcess second(sockets.endpoint("s"));  // replaces the stale socket file
     CHECK(greet(*channel).instance != first_instance);
-    Result<Reply> reply = channel->call(text("who"), {}, Deadline::after_ms(10000));
+    Result<Reply> reply = channel->call(text("who"), {}, Deadline::after_ms(kPatienceMs));
     REQUIRE_MESSAGE(reply.has_value(), (reply.has_value() ? "" : reply.error().message));
     CHECK(std::get<msg::Encoded>(reply->body).ids[0] == static_cast<std::uint32_t>(second.pid()));
 }
@@ -145,37 +151,45 @@ TEST_CASE("a service that was frozen is noticed by its silence, and works again 
     Result<std::uint64_t> call = channel->send(text("say nothing"));
     REQUIRE(call.has_value());
     peer.process.signal(SIGSTOP);
-    const Clock::time_point start = Clock::now();
-    Result<Reply> reply = channel->receive(*call, Deadline::after_ms(20000));
+    Result<Reply> reply = channel->receive(*call, Deadline::after_ms(kPatienceMs));
     REQUIRE_FALSE(reply.has_value());
     CHECK(reply.error().code == ErrorCode::unavailable);
     CHECK(reply.error().message.find("silent for 400 ms") != std::string::npos);
-    CHECK(ms_since(start) < 3000);
     peer.process.signal(SIGCONT);
-    greet(*channel);
-    CHECK(channel->call(text("who"), {}, Deadline::after_ms(10000)).has_value());
+    // On a busy machine it may seem frozen again for the 400 ms that this channel grants.
+    Deadline deadline = Deadline::after_ms(kPatienceMs);
+    bool works = false;
+    while (!works && !deadline.expired()) {
+        greet(*channel);
+        works = channel->call(text("who"), {}, deadline).has_value();
+    }
+    CHECK(works);
 }
 
 TEST_CASE("a service that cannot start says why to its callers and in its log") {
     Sockets sockets;
-    PeerProcess process(sockets.endpoint("s"), {"--mode", "fail"});
     auto channel = make_channel(sockets.endpoint("s"));
-    Result<msg::Announcement> answer = channel->hello({}, Deadline::after_ms(5000));
-    REQUIRE_FALSE(answer.has_value());
-    CHECK(process.wait_for_exit(5000) == kExitModel);
-    CHECK(process.log().find("shard 3 is damaged; copy it again") != std::string::npos);
-    // A caller that came in time has the same sentence.
-    CHECK(answer.error().code == ErrorCode::corrupt);
-    CHECK(answer.error().message == "peer: shard 3 is damaged");
+    std::optional<Error> told;
+    // It tells for a fraction of a second: on a busy machine a caller may come too late for one.
+    for (int i = 0; i < 20 && (!told || told->code == ErrorCode::unavailable); ++i) {
+        PeerProcess process(sockets.endpoint("s"), {"--mode", "fail"});
+        Result<msg::Announcement> answer = channel->hello({}, Deadline::after_ms(3000));
+        REQUIRE_FALSE(answer.has_value());
+        told = answer.error();
+        CHECK(process.wait_for_exit(kPatienceMs) == kExitModel);
+        CHECK(process.log().find("shard 3 is damaged; copy it again") != std::string::npos);
+    }
+    CHECK(told->code == ErrorCode::corrupt);
+    CHECK(told->message == "peer: shard 3 is damaged");
 }
 
 TEST_CASE("a second service on the path of a living one is refused, the first serves on") {
     Peer peer;
     PeerProcess second(peer.endpoint);
-    CHECK(second.wait_for_exit(10000) == kExitResources);
+    CHECK(second.wait_for_exit(kPatienceMs) == kExitResources);
     const std::string log = second.log();
     CHECK(log.find(peer.path + " is taken by another process") != std::string::npos);
-    CHECK(peer.channel->call(text("who"), {}, Deadline::after_ms(10000)).has_value());
+    CHECK(peer.channel->call(text("who"), {}, Deadline::after_ms(kPatienceMs)).has_value());
 }
 
 TEST_CASE("settings that cannot be meant end a service with code 2 and one sentence") {
@@ -189,7 +203,7 @@ TEST_CASE("settings that cannot be meant end a service with code 2 and one sente
     for (const auto& [arguments, word] : cases) {
         CAPTURE(word);
         PeerProcess process(sockets.endpoint("s"), arguments);
-        CHECK(process.wait_for_exit(5000) == kExitUsage);
+        CHECK(process.wait_for_exit(kPatienceMs) == kExitUsage);
         CHECK(process.log().find(word) != std::string::npos);
     }
 }
