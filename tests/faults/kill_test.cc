@@ -46,11 +46,6 @@ bool has_segments(pid_t pid) {
     return false;
 }
 
-bool has(const std::string& text, const std::string& part) {
-    INFO(text);
-    return text.find(part) != std::string::npos;
-}
-
 }  // namespace
 
 TEST_CASE("a service that is killed in the middle of a generation") {

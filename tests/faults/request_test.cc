@@ -12,15 +12,6 @@
 using namespace k3;
 using namespace k3::test;
 
-namespace {
-
-bool has(const std::string& text, const std::string& part) {
-    INFO(text);
-    return text.find(part) != std::string::npos;
-}
-
-}  // namespace
-
 TEST_CASE("a request that cannot be served is refused in a sentence, and the next one is served") {
     World world;
     Pipeline pipeline(world, "demo", demo_model_dir(), "");

@@ -14,6 +14,7 @@
 #include <functional>
 #include <string>
 
+#include "tests/faults/refusal.h"
 #include "tests/support/golden.h"
 #include "tests/support/pipeline.h"
 
@@ -22,32 +23,6 @@ using namespace k3::test;
 namespace fs = std::filesystem;
 
 namespace {
-
-bool has(const std::string& text, const std::string& part) {
-    INFO(text);
-    return text.find(part) != std::string::npos;
-}
-
-/// `k3pipe run` with this file. The sentence holds every one of `parts`, once and not twice.
-void check_refused(const World& world, const std::string& file, int code,
-                   const std::vector<std::string>& parts) {
-    Ended ended = world.k3pipe({"run", "--ids", "5", "--max-tokens", "1", "-c", file});
-    INFO(ended.err);
-    CHECK(ended.code == code);
-    CHECK(ended.out.empty());
-    for (const std::string& part : parts) CHECK(has(ended.sentence(), part));
-    CHECK(ended.seconds < 10);  // a busy machine; alone it is well under a second
-    // Said once: what comes before is only that it started.
-    std::size_t lines = 0;
-    for (char c : ended.err) lines += c == '\n' ? 1 : 0;
-    CHECK(lines <= 2);
-}
-
-std::string pipeline_of(const World& world, const fs::path& model, const std::string& stages = "") {
-    return world
-        .write("p.toml", "[pipeline]\nname = 'p'\nmodel = '" + model.string() + "'\n" + stages)
-        .string();
-}
 
 const fs::path& tiny() {
     static const fs::path path = golden_dir() / "tiny-k3";
@@ -116,35 +91,6 @@ TEST_CASE("a checkpoint that is missing or damaged is refused with file and numb
         CheckpointCopy copy(tiny());
         ::chmod((copy.path() / "config.json").c_str(), 0);
         check_refused(world, pipeline_of(world, copy.path()), 4, {"config.json"});
-    }
-}
-
-TEST_CASE("a corrupt expert ends the request that needs it, naming layer and expert") {
-    World world;
-    struct Fault {
-        const char* file;
-        std::uint64_t offset;
-        const char* layer;
-        const char* expert;
-        const char* prompt;
-    };
-    // tests/golden/expected/corrupt.json; the prompts are those of manifest.json.
-    const Fault faults[] = {
-        {"model-00001-of-000005.safetensors", 532768, "layer 1", "expert 5", "[BOS]"},
-        {"model-00003-of-000005.safetensors", 2192591, "layer 12", "expert 17",
-         "The numbers are there."},
-    };
-    for (const Fault& fault : faults) {
-        CAPTURE(fault.layer);
-        CheckpointCopy copy(tiny());
-        copy.set_byte(fault.file, fault.offset, 255);
-        Ended ended = world.k3pipe({"run", "--special", "-p", fault.prompt, "--max-tokens", "4",
-                                    "-c", pipeline_of(world, copy.path())});
-        CHECK(ended.code == 3);
-        CHECK(ended.out.empty());
-        CHECK(has(ended.sentence(), fault.layer));
-        CHECK(has(ended.sentence(), fault.expert));
-        CHECK(has(ended.sentence(), fault.file));
     }
 }
 

@@ -79,6 +79,12 @@ fs::path built(const std::string& path) {
     return fs::path(root) / path;
 }
 
+bool has(const std::string& text, const std::string& part) {
+    const bool found = text.find(part) != std::string::npos;
+    if (!found) MESSAGE("\"" << part << "\" is not in: " << text);
+    return found;
+}
+
 std::string Ended::sentence() const {
     std::size_t at = err.rfind("k3pipe: ");
     if (at == std::string::npos) return "";

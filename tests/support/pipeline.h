@@ -25,6 +25,9 @@ namespace k3::test {
 /// A program of the build tree: "launcher/k3pipe", "services/trunk/k3-trunk".
 std::filesystem::path built(const std::string& path);
 
+/// True if `text` holds `part`.
+bool has(const std::string& text, const std::string& part);
+
 /// How a program ended and what it said.
 struct Ended {
     int code = -1;  // exit code; 128 + signal if it was killed
