@@ -11,7 +11,6 @@
 
 #include <cstdio>
 #include <fstream>
-#include <functional>
 #include <string>
 
 #include "tests/faults/refusal.h"
@@ -30,69 +29,6 @@ const fs::path& tiny() {
 }
 
 }  // namespace
-
-TEST_CASE("a checkpoint that is missing or damaged is refused with file and numbers") {
-    World world;
-    SUBCASE("missing") {
-        check_refused(world, pipeline_of(world, "/nonexistent/k3"), 3,
-                      {"/nonexistent/k3", "does not exist"});
-    }
-    SUBCASE("not a checkpoint") {
-        TempDir empty;
-        check_refused(world, pipeline_of(world, empty.path()), 3, {empty.path().string()});
-    }
-    SUBCASE("damaged") {
-        struct Damage {
-            const char* what;
-            std::function<void(CheckpointCopy&)> make;
-            std::vector<std::string> parts;
-        };
-        const std::string shard = "model-00002-of-000005.safetensors";
-        const std::vector<Damage> damages = {
-            {"no config", [](CheckpointCopy& c) { c.remove("config.json"); }, {"config.json"}},
-            {"a config field is missing",
-             [](CheckpointCopy& c) {
-                 c.replace_text("config.json", "\"kv_lora_rank\"", "\"kv_lora_rank_\"");
-             },
-             {"config.json", "kv_lora_rank"}},
-            {"the index names a missing shard",
-             [&](CheckpointCopy& c) { c.remove(shard); },
-             {shard}},
-            {"a truncated shard", [&](CheckpointCopy& c) { c.truncate(shard, 100000); }, {shard}},
-            {"a header of length 0",
-             [&](CheckpointCopy& c) {
-                 for (std::uint64_t i = 0; i < 8; ++i) c.set_byte(shard, i, 0);
-             },
-             {shard}},
-            {"a header that is not JSON",
-             [&](CheckpointCopy& c) { c.set_byte(shard, 8, 'x'); },
-             {shard}},
-            {"a wrong dtype",
-             [&](CheckpointCopy& c) {
-                 c.edit_header(shard, [](std::string header) {
-                     std::size_t at = header.find("\"F32\"");
-                     return header.replace(at, 5, "\"I32\"");
-                 });
-             },
-             {"I32"}},
-            {"no vocabulary",
-             [](CheckpointCopy& c) { c.remove("tiktoken.model"); },
-             {"tiktoken.model"}},
-        };
-        for (const Damage& damage : damages) {
-            CAPTURE(damage.what);
-            CheckpointCopy copy(tiny());
-            damage.make(copy);
-            check_refused(world, pipeline_of(world, copy.path()), 3, damage.parts);
-        }
-    }
-    SUBCASE("unreadable") {
-        if (::geteuid() == 0) return;  // root reads everything
-        CheckpointCopy copy(tiny());
-        ::chmod((copy.path() / "config.json").c_str(), 0);
-        check_refused(world, pipeline_of(world, copy.path()), 4, {"config.json"});
-    }
-}
 
 TEST_CASE("stages that do not fit together are refused, naming them") {
     World world;

@@ -11,84 +11,12 @@
 
 #include "tests/support/checkpoint_copy.h"
 #include "tests/support/golden.h"
+#include "tests/support/needed_fields.h"
 
 namespace k3::model {
 namespace {
 
 using nlohmann::json;
-
-// Every field that sections 1.1 to 1.4 of the specification mark Y, T or C, and those of the
-// quantisation that decide how bytes are read. Written down here a second time on purpose: the
-// loader must not forget one.
-const std::vector<std::string> kNeeded = {
-    "/architectures",
-    "/model_type",
-    "/bos_token_id",
-    "/eos_token_id",
-    "/pad_token_id",
-    "/media_placeholder_token_id",
-    "/tie_word_embeddings",
-    "/text_config/model_type",
-    "/text_config/architectures",
-    "/text_config/hidden_size",
-    "/text_config/num_hidden_layers",
-    "/text_config/vocab_size",
-    "/text_config/num_attention_heads",
-    "/text_config/num_key_value_heads",
-    "/text_config/intermediate_size",
-    "/text_config/hidden_act",
-    "/text_config/activation_situ_beta",
-    "/text_config/activation_situ_linear_beta",
-    "/text_config/rms_norm_eps",
-    "/text_config/attn_res_block_size",
-    "/text_config/first_k_dense_replace",
-    "/text_config/moe_layer_freq",
-    "/text_config/num_experts",
-    "/text_config/num_experts_per_token",
-    "/text_config/moe_intermediate_size",
-    "/text_config/routed_expert_hidden_size",
-    "/text_config/latent_moe_use_norm",
-    "/text_config/num_shared_experts",
-    "/text_config/moe_router_activation_func",
-    "/text_config/moe_renormalize",
-    "/text_config/routed_scaling_factor",
-    "/text_config/topk_method",
-    "/text_config/use_grouped_topk",
-    "/text_config/num_expert_group",
-    "/text_config/topk_group",
-    "/text_config/q_lora_rank",
-    "/text_config/kv_lora_rank",
-    "/text_config/qk_nope_head_dim",
-    "/text_config/qk_rope_head_dim",
-    "/text_config/v_head_dim",
-    "/text_config/mla_use_nope",
-    "/text_config/mla_use_output_gate",
-    "/text_config/max_position_embeddings",
-    "/text_config/num_nextn_predict_layers",
-    "/text_config/tie_word_embeddings",
-    "/text_config/bos_token_id",
-    "/text_config/eos_token_id",
-    "/text_config/pad_token_id",
-    "/text_config/linear_attn_config/full_attn_layers",
-    "/text_config/linear_attn_config/kda_layers",
-    "/text_config/linear_attn_config/num_heads",
-    "/text_config/linear_attn_config/head_dim",
-    "/text_config/linear_attn_config/short_conv_kernel_size",
-    "/text_config/linear_attn_config/gate_lower_bound",
-    "/text_config/linear_attn_config/use_full_rank_gate",
-    "/text_config/quantization_config/quant_method",
-    "/text_config/quantization_config/format",
-    "/text_config/quantization_config/quantization_status",
-    "/text_config/quantization_config/config_groups/group_0/format",
-    "/text_config/quantization_config/config_groups/group_0/targets",
-    "/text_config/quantization_config/config_groups/group_0/weights/num_bits",
-    "/text_config/quantization_config/config_groups/group_0/weights/type",
-    "/text_config/quantization_config/config_groups/group_0/weights/group_size",
-    "/text_config/quantization_config/config_groups/group_0/weights/strategy",
-    "/text_config/quantization_config/config_groups/group_0/weights/symmetric",
-    "/text_config/quantization_config/config_groups/group_0/weights/dynamic",
-    "/text_config/quantization_config/config_groups/group_0/weights/scale_dtype",
-};
 
 json golden_config(const char* model = "tiny-k3") {
     return json::parse(test::read_file(test::golden_dir() / model / "config.json"));
@@ -187,7 +115,7 @@ TEST_CASE("snapshots are counted as the forward pass takes them") {
 }
 
 TEST_CASE("each needed field is missed by name when it is removed") {
-    for (const std::string& field : kNeeded) {
+    for (const std::string& field : test::needed_fields()) {
         CAPTURE(field);
         json config = golden_config();
         REQUIRE(config.contains(json::json_pointer(field)));
@@ -198,7 +126,7 @@ TEST_CASE("each needed field is missed by name when it is removed") {
 
 TEST_CASE("no field but the needed ones is needed") {
     json config = golden_config();
-    const std::set<std::string> needed(kNeeded.begin(), kNeeded.end());
+    const std::set<std::string> needed(test::needed_fields().begin(), test::needed_fields().end());
     auto is_needed = [&](const std::string& pointer) {
         // A list's items belong to the list.
         for (std::string at = pointer; !at.empty(); at = at.substr(0, at.rfind('/')))
@@ -221,18 +149,18 @@ TEST_CASE("no field but the needed ones is needed") {
 
 TEST_CASE("all absent fields are named together") {
     json config = golden_config();
-    for (const std::string& field : kNeeded) erase(config, field);
+    for (const std::string& field : test::needed_fields()) erase(config, field);
     Error error = refused(config);
-    CHECK(error.message.find("lacks " + std::to_string(kNeeded.size()) + " needed fields: ") !=
-          std::string::npos);
-    for (const std::string& field : kNeeded)
+    CHECK(error.message.find("lacks " + std::to_string(test::needed_fields().size()) +
+                             " needed fields: ") != std::string::npos);
+    for (const std::string& field : test::needed_fields())
         CHECK(error.message.find(dotted(field)) != std::string::npos);
     CHECK(refused(json::object()).code == ErrorCode::incompatible);
     CHECK(refused(json::array()).code == ErrorCode::incompatible);
 }
 
 TEST_CASE("a field of the wrong type is refused by name, whatever it is") {
-    for (const std::string& field : kNeeded) {
+    for (const std::string& field : test::needed_fields()) {
         for (const json& value : {json(nullptr), json("x"), json(-3), json(1.5), json::object(),
                                   json::array({"x"}), json::array({json::array()})}) {
             CAPTURE(field);
