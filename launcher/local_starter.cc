@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -41,19 +42,34 @@ struct Prepared {
     std::vector<char*> envp;
 };
 
+/// Our environment with the command's on top of it.
+std::vector<std::string> environment_of(const Command& command) {
+    std::vector<std::string> own;
+    for (const auto& [name, value] : command.env) own.push_back(fmt::format("{}={}", name, value));
+    std::vector<std::string> variables;
+    for (char** entry = environ; *entry != nullptr; ++entry) {
+        std::string_view text = *entry;
+        bool replaced = std::any_of(command.env.begin(), command.env.end(), [&](const auto& pair) {
+            return text.starts_with(fmt::format("{}=", pair.first));
+        });
+        if (!replaced) variables.emplace_back(text);
+    }
+    variables.insert(variables.end(), own.begin(), own.end());
+    // Idle compute threads of one service would spin on the cores that the next one needs. It has
+    // to be here, because their runtime reads it before main() (common/kernels/idle_threads.h).
+    bool chosen = std::any_of(variables.begin(), variables.end(), [](const std::string& variable) {
+        return variable.starts_with("OMP_WAIT_POLICY=") || variable.starts_with("GOMP_SPINCOUNT=");
+    });
+    if (!chosen) variables.emplace_back("OMP_WAIT_POLICY=passive");
+    return variables;
+}
+
 Prepared prepare(const Command& command, int lifeline) {
     Prepared prepared;
     prepared.words = command.argv;
     prepared.words.emplace_back("--lifeline-fd");
     prepared.words.push_back(std::to_string(lifeline));
-    for (char** entry = environ; *entry != nullptr; ++entry) {
-        std::string_view text = *entry;
-        bool replaced = false;
-        for (const auto& [name, value] : command.env)
-            replaced = replaced || text.starts_with(name + "=");
-        if (!replaced) prepared.variables.emplace_back(text);
-    }
-    for (const auto& [name, value] : command.env) prepared.variables.push_back(name + "=" + value);
+    prepared.variables = environment_of(command);
     for (std::string& word : prepared.words) prepared.argv.push_back(word.data());
     for (std::string& variable : prepared.variables) prepared.envp.push_back(variable.data());
     prepared.argv.push_back(nullptr);

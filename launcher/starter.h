@@ -18,7 +18,7 @@ namespace k3::launcher {
 struct Command {
     std::string name;                                      // of the stage, for errors
     std::vector<std::string> argv;                         // argv[0] is a path
-    std::vector<std::pair<std::string, std::string>> env;  // added to ours
+    std::vector<std::pair<std::string, std::string>> env;  // on top of ours
     bool terminal = false;  // it gets our terminal instead of /dev/null and a pipe
 };
 
@@ -48,9 +48,10 @@ class ProcessStarter {
     virtual std::optional<Ending> reap(Process& process) noexcept = 0;
 };
 
-/// Children of this process. All of them inherit one lifeline: the reading end of a pipe that only
-/// we write, passed as `--lifeline-fd N`; its end of file tells them that we died.
-/// Error: io.
+/// Children of this process, in our environment and the command's, with OMP_WAIT_POLICY=passive
+/// unless either of them says how idle compute threads should wait. All of them inherit one
+/// lifeline: the reading end of a pipe that only we write, passed as `--lifeline-fd N`; its end of
+/// file tells them that we died. Error: io.
 Result<std::unique_ptr<ProcessStarter>> make_local_starter();
 
 }  // namespace k3::launcher

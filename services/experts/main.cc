@@ -4,6 +4,7 @@
 
 #include "common/base/log.h"
 #include "common/base/settings.h"
+#include "common/kernels/idle_threads.h"
 #include "common/kernels/kernel_table.h"
 #include "common/kernels/parallel.h"
 #include "common/transport/service_options.h"
@@ -50,6 +51,7 @@ k3::Result<k3::Settings::Action> read_settings(int argc, const char* const* argv
 }  // namespace
 
 int main(int argc, char** argv) {
+    k3::kernels::let_idle_threads_sleep(argv);
     ExpertsSettings settings;
     settings.service.name = "experts";
     const auto action = read_settings(argc, argv, settings);

@@ -12,6 +12,7 @@
 #include "common/base/log.h"
 #include "common/base/memory.h"
 #include "common/base/settings.h"
+#include "common/kernels/idle_threads.h"
 #include "common/kernels/parallel.h"
 #include "common/model/load.h"
 #include "common/transport/service_options.h"
@@ -231,6 +232,7 @@ int run(const TrunkSettings& settings) {
 }  // namespace k3::trunk
 
 int main(int argc, char** argv) {
+    k3::kernels::let_idle_threads_sleep(argv);
     k3::trunk::TrunkSettings settings;
     auto action = k3::trunk::read_settings(argc, argv, settings);
     if (!action.has_value()) {

@@ -129,6 +129,31 @@ TEST_CASE("plan prints what would start and the bytes it needs") {
               0);
 }
 
+TEST_CASE("idle compute threads of a service that is started by hand sleep, unless told not to") {
+    World world;
+    auto environment_with = [&world](std::vector<std::string> variables) {
+        std::vector<std::string> argv = {"/usr/bin/env", "-u", "OMP_WAIT_POLICY", "-u",
+                                         "GOMP_SPINCOUNT"};
+        argv.insert(argv.end(), variables.begin(), variables.end());
+        for (const std::string& word :
+             {built("services/experts/k3-experts").string(), std::string("--listen"),
+              "ipc://" + (world.path() / "e.hand").string(), std::string("--model"),
+              (golden_dir() / "tiny-k3").string()})
+            argv.push_back(word);
+        Program service = world.start_program(argv);
+        REQUIRE_MESSAGE(service.says("ready"), service.err());
+        std::string process = "/proc/" + std::to_string(service.pid());
+        CHECK(read_file(process + "/comm") == "k3-experts\n");
+        std::string environment = read_file(process + "/environ");
+        service.signal(SIGTERM);
+        CHECK(service.wait(5000).code == 0);
+        return environment;
+    };
+    CHECK(has(environment_with({}), "OMP_WAIT_POLICY=passive"));
+    CHECK(has(environment_with({"OMP_WAIT_POLICY=active"}), "OMP_WAIT_POLICY=active"));
+    CHECK_FALSE(has(environment_with({"GOMP_SPINCOUNT=9"}), "OMP_WAIT_POLICY"));
+}
+
 TEST_CASE("every stage starts by hand as the document says") {
     World world;
     std::string markdown = read_file(source_root() / "configs" / "by-hand.md");
