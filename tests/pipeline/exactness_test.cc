@@ -98,17 +98,17 @@ TEST_CASE("the shape of the pipeline does not change a bit") {
     World world;
     std::string stages;
     std::string extra;
+    std::size_t chunk = 0;
     SUBCASE("one server, inline, one row at a time, the smallest cache") {
         // 4 experts at once is what one row needs; 9792 bytes each, slots of whole pages.
-        stages =
-            "[experts]\ncache_bytes = '64KiB'\n[trunk]\nthreads = 2\n[gateway]\nprefill_chunk = "
-            "1\n";
+        stages = "[experts]\ncache_bytes = '64KiB'\n[trunk]\nthreads = 2\n";
         extra = "payload = 'inline'\n";
+        chunk = 1;
     }
     SUBCASE("two servers, shared memory, four threads, chunks of two") {
         stages =
-            "[experts]\ncount = 2\nthreads = 2\ncache_bytes = '256KiB'\n[trunk]\nthreads = 4\n"
-            "[gateway]\nprefill_chunk = 2\n";
+            "[experts]\ncount = 2\nthreads = 2\ncache_bytes = '256KiB'\n[trunk]\nthreads = 4\n";
+        chunk = 2;
     }
     SUBCASE("three uneven servers, two trunk stages, chunks of seven") {
         stages =
@@ -116,16 +116,23 @@ TEST_CASE("the shape of the pipeline does not change a bit") {
             "[[experts]]\nshare = 'layers 5-12 experts 0-6'\npolicy = 'lru'\ncache_bytes = "
             "'80KiB'\n"
             "[[experts]]\nshare = 'layers 5-12 experts 7-23'\nthreads = 2\n"
-            "[trunk]\ncount = 2\nthreads = 1\n[gateway]\nprefill_chunk = 7\n";
+            "[trunk]\ncount = 2\nthreads = 1\n";
+        chunk = 7;
     }
-    SUBCASE("five servers, three trunk stages, inline") {
+    SUBCASE("five servers, three trunk stages, inline, every prompt in one step") {
         stages =
             "[experts]\ncount = 5\ncache_bytes = '1MiB'\n"
             "[[trunk]]\nlayers = '0-2'\n[[trunk]]\nlayers = '3-11'\nthreads = 2\n"
             "[[trunk]]\nlayers = '12'\n";
         extra = "payload = 'inline'\n";
+        chunk = 40;  // the longest prompt
     }
+    stages += "[gateway]\nprefill_chunk = " + std::to_string(chunk) + "\n";
     Pipeline pipeline(world, "shape", golden_dir() / "tiny-k3", stages, extra);
+    // That the chunk is what it says, and not cut by another limit.
+    std::uint64_t before = pipeline.counter("steps");
+    check_same(pipeline.ask(request_of("p40", 1)), 3, 1);
+    CHECK(pipeline.counter("steps") - before == (40 + chunk - 1) / chunk);
     check_pipeline(pipeline, 16);
 }
 

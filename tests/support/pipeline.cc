@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <deque>
+#include <memory>
 #include <set>
 #include <thread>
 #include <utility>
@@ -291,20 +292,36 @@ Answer Pipeline::ask(const msg::Submit& submit) const {
 
 namespace {
 
+std::unique_ptr<transport::Channel> connect_to(const std::string& gateway) {
+    transport::Channel::Options options;
+    options.endpoint = gateway;
+    options.peer = "gateway";
+    auto made = transport::Channel::create(std::move(options));
+    REQUIRE(made.has_value());
+    auto hello = (*made)->hello({}, Deadline::after_ms(10000));
+    REQUIRE_MESSAGE(hello.has_value(), hello.error().sentence());
+    return *std::move(made);
+}
+
+}  // namespace
+
+std::uint64_t Pipeline::counter(const std::string& name) const {
+    auto reply = transport::expect<msg::Statistics>(
+        connect_to(gateway_)->call(msg::GetStatistics{}, {}, Deadline::after_ms(10000)), "gateway");
+    REQUIRE_MESSAGE(reply.has_value(), reply.error().sentence());
+    for (const msg::Counter& counter : reply->counters)
+        if (counter.name == name) return counter.value;
+    FAIL("the gateway has no counter " << name);
+    return 0;
+}
+
+namespace {
+
 /// Several requests over one channel, each read to its end in turn; the channel keeps what arrives
 /// for the others meanwhile.
 class Conversation {
   public:
-    explicit Conversation(const std::string& gateway) {
-        transport::Channel::Options options;
-        options.endpoint = gateway;
-        options.peer = "gateway";
-        auto made = transport::Channel::create(std::move(options));
-        REQUIRE(made.has_value());
-        channel_ = *std::move(made);
-        auto hello = channel_->hello({}, Deadline::after_ms(10000));
-        REQUIRE_MESSAGE(hello.has_value(), hello.error().sentence());
-    }
+    explicit Conversation(const std::string& gateway) : channel_(connect_to(gateway)) {}
 
     Result<std::uint64_t> send(const msg::Submit& submit) { return channel_->send(submit); }
 

@@ -122,6 +122,8 @@ class Pipeline {
     void given_up() noexcept { given_up_ = true; }
 
     Answer ask(const msg::Submit& submit) const;
+    /// A counter of the gateway: "steps".
+    std::uint64_t counter(const std::string& name) const;
 
   private:
     World& world_;
