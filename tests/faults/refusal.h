@@ -1,5 +1,5 @@
 #pragma once
-// A pipeline that cannot start: what every such case has in common.
+// Pipelines that cannot start and requests that cannot be served: what such cases have in common.
 
 #include <filesystem>
 #include <string>
@@ -13,8 +13,12 @@ namespace k3::test {
 std::string pipeline_of(const World& world, const std::filesystem::path& model,
                         const std::string& stages = "");
 
-/// `k3pipe run` with this file ends with `code`, one sentence that holds every one of `parts`,
-/// nothing on stdout, and promptly. `wrap`: words in front of the command.
+/// This command ends with `code`, one sentence that holds every one of `parts`, nothing on stdout,
+/// and promptly.
+void check_refused_command(const World& world, const std::vector<std::string>& argv, int code,
+                           const std::vector<std::string>& parts);
+
+/// `k3pipe run` with this file is refused so. `wrap`: words in front of the command.
 void check_refused(const World& world, const std::string& file, int code,
                    const std::vector<std::string>& parts,
                    const std::vector<std::string>& wrap = {});

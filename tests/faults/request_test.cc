@@ -2,28 +2,39 @@
 // pipeline goes on.
 
 #include <doctest/doctest.h>
+#include <signal.h>
 
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <string>
 
+#include "tests/faults/refusal.h"
 #include "tests/support/golden.h"
 #include "tests/support/pipeline.h"
 
 using namespace k3;
 using namespace k3::test;
+using nlohmann::json;
+
+namespace {
+
+/// The lines of `run --json`.
+std::vector<json> events_of(const std::string& out) {
+    std::vector<json> events;
+    std::istringstream lines(out);
+    for (std::string line; std::getline(lines, line);) events.push_back(json::parse(line));
+    return events;
+}
+
+}  // namespace
 
 TEST_CASE("a request that cannot be served is refused in a sentence, and the next one is served") {
     World world;
     Pipeline pipeline(world, "demo", demo_model_dir(), "");
     auto refused = [&](std::vector<std::string> arguments, int code,
                        const std::vector<std::string>& parts) {
-        arguments.insert(arguments.begin(), {"run", "--attach"});
-        Ended ended = world.k3pipe(std::move(arguments));
-        INFO(ended.err);
-        CHECK(ended.code == code);
-        CHECK(ended.out.empty());
-        CHECK(ended.seconds < 10);
-        for (const std::string& part : parts) CHECK(has(ended.sentence(), part));
+        arguments.insert(arguments.begin(), {built("launcher/k3pipe").string(), "run", "--attach"});
+        check_refused_command(world, arguments, code, parts);
         Answer next = pipeline.ask(of_text("The opposite of hot is", 2));
         REQUIRE_MESSAGE(!next.error.has_value(), next.error->sentence());
         CHECK(next.text == " cold.");
@@ -36,15 +47,66 @@ TEST_CASE("a request that cannot be served is refused in a sentence, and the nex
     std::string long_ids = "5";
     for (int i = 0; i < 4096; ++i) long_ids += ",5";
     refused({"--ids", long_ids}, 2, {"4097", "4096"});
+    // A megabyte of words, and of one word without an end.
     std::string megabyte;
     while (megabyte.size() < 1000000) megabyte += "all work and no play ";
-    refused({"-f", world.write("long.toml", megabyte).string()}, 2, {"4096"});
+    megabyte.resize(1000000);
+    refused({"-f", world.write("long.toml", megabyte).string()}, 2, {"333336 ids", "4096"});
+    refused({"-f", world.write("word.toml", std::string(1000000, 'a')).string()}, 2,
+            {"1000000 ids", "4096"});
     refused({"-p", "x", "--temperature", "-1"}, 2, {"temperature"});
     refused({"-p", "x", "--top-p", "7"}, 2, {"top_p"});
     refused({"--messages", world.write("m.toml", "[{\"role\":\"nobody\"}]").string()}, 2,
             {"nobody"});
     refused({"--messages", world.write("m.toml", "[{").string()}, 2, {"not JSON"});
     refused({"--chat", "-p", "\xff"}, 2, {"UTF-8"});
+}
+
+TEST_CASE("with --json a request that fails ends with an event of the error and what came before") {
+    World world;
+    Pipeline pipeline(world, "demo", demo_model_dir(), "");
+    auto check_event = [](const json& event, const Ended& ended, const std::string& code) {
+        CAPTURE(event.dump());
+        CHECK(event["event"] == "error");
+        CHECK(event["code"] == code);
+        // The same as the sentence on stderr.
+        CHECK(ended.sentence() ==
+              event["message"].get<std::string>() + "; " + event["remedy"].get<std::string>());
+    };
+    SUBCASE("refused before it began") {
+        Ended ended = world.k3pipe({"run", "--attach", "--ids", "5,2304", "--json"});
+        CHECK(ended.code == 2);
+        std::vector<json> events = events_of(ended.out);
+        REQUIRE(events.size() == 1);
+        check_event(events[0], ended, "invalid_argument");
+        CHECK(has(events[0]["message"], "2304"));
+        CHECK(events[0]["ids"] == json::array());
+        CHECK(events[0]["text"] == "");
+    }
+    SUBCASE("broken off in the middle") {
+        const std::string prompt = "Once upon a time there was a";
+        Program client = world.start(
+            {"run", "--attach", "-p", prompt, "--max-tokens", "2000", "--ignore-eos", "--json"});
+        REQUIRE_MESSAGE(client.prints("\"tokens\""), client.err());
+        ::kill(static_cast<pid_t>(pipeline.stage("sampler").pid), SIGKILL);
+        Ended ended = client.wait();
+        CHECK(ended.code == 5);
+        std::vector<json> events = events_of(ended.out);
+        REQUIRE(events.size() >= 3);
+        CHECK(events[0]["event"] == "accepted");
+        check_event(events.back(), ended, "unavailable");
+        CHECK(has(events.back()["message"], "sampler"));
+        json ids = json::array();
+        std::string text;
+        for (std::size_t i = 1; i + 1 < events.size(); ++i) {
+            CHECK(events[i]["event"] == "tokens");
+            for (const json& id : events[i]["ids"]) ids.push_back(id);
+            text += events[i]["text"].get<std::string>();
+        }
+        CHECK(events.back()["ids"] == ids);
+        CHECK(events.back()["text"] == text);
+        CHECK(pipeline.complete_again("sampler", 1));
+    }
 }
 
 TEST_CASE("a token limit inside a character ends with whole characters") {
@@ -66,8 +128,8 @@ TEST_CASE("a token limit inside a character ends with whole characters") {
         CHECK(answers[i].ids.size() == i + 1);
         CHECK(answers[i].finished.reason == msg::FinishReason::max_tokens);
         // dump() throws on bytes that are not UTF-8.
-        CHECK_NOTHROW(nlohmann::json(answers[i].text).dump());
-        replaced = replaced || has(answers[i].text, "\xEF\xBF\xBD");
+        CHECK_NOTHROW(json(answers[i].text).dump());
+        replaced = replaced || answers[i].text.find("\xEF\xBF\xBD") != std::string::npos;
     }
     CHECK(replaced);
 }
