@@ -99,9 +99,6 @@ class Channel::Impl {
     }
 
     Result<Reply> receive(std::uint64_t call_id, Deadline deadline, bool more) {
-        // Time that the caller spent elsewhere is no silence of the peer.
-        if (Clock::now() - last_pump_ > std::chrono::milliseconds(options_.ping_ms))
-            heard_at_ = Clock::now();
         while (true) {
             pump();
             auto found = calls_.find(call_id);
@@ -218,7 +215,11 @@ class Channel::Impl {
 
     /// Takes everything that has arrived, without waiting.
     void pump() {
-        last_pump_ = Clock::now();
+        const Clock::time_point now = Clock::now();
+        // Time in which nobody looked is no silence of the peer: the caller was elsewhere, or the
+        // machine so busy that this thread got no CPU. A wait lasts ping_ms at most.
+        if (now - last_pump_ > std::chrono::milliseconds(2 * options_.ping_ms)) heard_at_ = now;
+        last_pump_ = now;
         if (!socket_ || broken_) return;
         // The events first: what came before the end of the connection is then still read below.
         const std::optional<std::string> ended = read_events();

@@ -32,8 +32,11 @@ class Channel {
         std::string endpoint;
         std::string peer;  // how errors call it: "experts-1"
         std::uint64_t run_id = 0;
-        std::int64_t ping_ms = 250;       // while calls are outstanding
-        std::int64_t liveness_ms = 2000;  // silence that means gone
+        std::int64_t ping_ms = 250;  // while calls are outstanding
+        // Silence that means gone. A process that ends is noticed at once by its connection; this
+        // is for one that is frozen, or a box that is cut off, and must not take a process for
+        // either that merely waits for CPU or memory on a busy box.
+        std::int64_t liveness_ms = 5000;
         std::size_t max_message_bytes = std::size_t{1} << 30U;
     };
     /// Connects lazily: no peer needs to exist yet. Error: invalid_argument (malformed endpoint).

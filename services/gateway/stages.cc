@@ -17,6 +17,7 @@ constexpr std::int64_t kHelloMs = 1000;     // a hello of one that has just answ
 constexpr std::int64_t kFirstPauseMs = 50;  // between looks, doubling
 constexpr std::int64_t kLongestPauseMs = 1000;
 constexpr std::int64_t kVerifyMs = 1000;  // answered by a connection thread: normally at once
+constexpr std::int64_t kLateMs = 10000;   // bound of a wait that the channel's own judgement ends
 constexpr std::int64_t kDropMs = 2000;    // the trunk may still be at a step that was given up
 constexpr std::int64_t kSliceMs = 100;    // of a wait, between looks at what else happens
 constexpr std::int64_t kOthersMs = 1000;  // of a wait, between signs of life of the other stages
@@ -172,8 +173,24 @@ Status Stages::link() {
     return Status::ok();
 }
 
-/// By hello and not by ping: a connection that broke and came back is greeted again on the way.
+/// First through the connection that is there, if it is: that ends at once with the stage's
+/// process, and lasts while the stage merely waits for CPU. Else by hello: a connection that broke
+/// and came back is greeted again on the way.
 bool Stages::alive(Stage& stage) {
+    const auto call = stage.channel->send(msg::Ping{});
+    const Deadline deadline = Deadline::after_ms(kLateMs);
+    while (call.has_value()) {
+        const auto reply = stage.channel->receive(*call, Deadline::after_ms(kSliceMs));
+        if (reply.has_value()) {
+            const auto* pong = std::get_if<msg::Pong>(&reply->body);
+            return pong != nullptr && pong->instance == stage.announcement.instance;
+        }
+        const bool is_late = reply.error().code == ErrorCode::deadline_exceeded;
+        if (is_late && !deadline.expired() && !interrupted()) continue;
+        stage.channel->forget(*call);
+        if (interrupted()) return true;  // who ends does not judge others
+        break;
+    }
     const auto answer = stage.channel->hello({}, Deadline::after_ms(kVerifyMs));
     return answer.has_value() && answer->instance == stage.announcement.instance;
 }

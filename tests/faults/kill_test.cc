@@ -89,6 +89,51 @@ TEST_CASE("a service that is killed in the middle of a generation") {
     }
 }
 
+TEST_CASE("a service that hears nothing for a moment is waited for, one that is frozen is named") {
+    World world;
+    Pipeline pipeline(world, "demo", demo_model_dir(), "[trunk]\nthreads = 1\n");
+    Answer undisturbed = pipeline.ask(long_request());
+    REQUIRE_MESSAGE(!undisturbed.error.has_value(), undisturbed.error->sentence());
+    const std::string beginning = undisturbed.text.substr(0, 40);
+    auto freeze = [&](const std::string& name) {
+        auto pid = static_cast<pid_t>(pipeline.stage(name).pid);
+        REQUIRE(pid > 0);
+        REQUIRE(::kill(pid, SIGSTOP) == 0);
+        return pid;
+    };
+    SUBCASE("for a moment, as a process without CPU or memory") {
+        for (const std::string name : {"trunk", "sampler", "experts"}) {
+            CAPTURE(name);
+            Program client = start_client(world);
+            REQUIRE_MESSAGE(client.prints(beginning), client.err());
+            pid_t pid = freeze(name);
+            std::this_thread::sleep_for(std::chrono::milliseconds(2500));
+            ::kill(pid, SIGCONT);
+            Ended ended = client.wait();
+            CHECK_MESSAGE(ended.code == 0, ended.err);
+            CHECK(ended.out == undisturbed.text);
+            CHECK(pipeline.stage(name).restarts == 0);
+        }
+    }
+    SUBCASE("for good") {
+        Program client = start_client(world);
+        REQUIRE_MESSAGE(client.prints(beginning), client.err());
+        pid_t pid = freeze("trunk");
+        Clock::time_point frozen = Clock::now();
+        Ended ended = client.wait();
+        CHECK(Clock::now() - frozen < std::chrono::seconds(10));
+        CHECK(ended.code == 5);
+        CHECK(has(ended.sentence(), "trunk"));
+        CHECK(has(ended.sentence(), "silent for 5000 ms"));
+        CHECK(undisturbed.text.starts_with(ended.out));
+        ::kill(pid, SIGCONT);
+        CHECK(pipeline.complete_again("trunk", 0));
+        Answer next = pipeline.ask(long_request());
+        REQUIRE_MESSAGE(!next.error.has_value(), next.error->sentence());
+        CHECK(next.ids == undisturbed.ids);
+    }
+}
+
 TEST_CASE("a launcher that is killed leaves nothing") {
     World world;
     {

@@ -2,8 +2,11 @@
 
 #include <doctest/doctest.h>
 #include <poll.h>
+#include <pthread.h>
+#include <signal.h>
 #include <zmq.h>
 
+#include <cerrno>
 #include <utility>
 
 #include "common/transport/zmq_socket.h"
@@ -63,13 +66,26 @@ msg::Announcement ready(std::uint64_t instance) {
     return announcement;
 }
 
-std::unique_ptr<Channel> quick_channel(const std::string& endpoint) {
+// Short enough to wait for, long enough for a peer on a busy machine.
+constexpr std::int64_t kLivenessMs = 1000;
+constexpr int kLongerMs = 1500;  // than that
+
+/// Pings often. `liveness_ms` matters only to the cases that are about silence.
+std::unique_ptr<Channel> quick_channel(const std::string& endpoint,
+                                       std::int64_t liveness_ms = 20000) {
     Channel::Options options;
     options.endpoint = endpoint;
     options.peer = "fake";
     options.ping_ms = 20;
-    options.liveness_ms = 300;
+    options.liveness_ms = liveness_ms;
     return std::move(Channel::create(options)).value();
+}
+
+/// A thread that gets no CPU: a signal's handler that lasts.
+void stall_thread(int) {
+    const int saved = errno;
+    ::poll(nullptr, 0, kLongerMs);
+    errno = saved;
 }
 
 }  // namespace
@@ -305,24 +321,24 @@ TEST_CASE("silence ends the outstanding calls, an answered ping does not") {
             return msg::encode({0, e.call_id, msg::Pong{1, msg::State::ready, 1000, ""}});
         return std::nullopt;
     });
-    auto channel = quick_channel(sockets.endpoint("s"));
+    auto channel = quick_channel(sockets.endpoint("s"), kLivenessMs);
     greet(*channel);
     auto call = channel->send(text("a"));
     // Far longer than liveness_ms: it computes, and pongs say so.
-    CHECK(channel->receive(*call, Deadline::after_ms(900)).error().code ==
+    CHECK(channel->receive(*call, Deadline::after_ms(2 * kLivenessMs)).error().code ==
           ErrorCode::deadline_exceeded);
     alive.store(false);
-    Result<Reply> reply = channel->receive(*call, Deadline::after_ms(10000));
+    Result<Reply> reply = channel->receive(*call, Deadline::after_ms(20000));
     REQUIRE_FALSE(reply.has_value());
-    CHECK(reply.error().message.find("silent for 300 ms") != std::string::npos);
+    CHECK(reply.error().message.find("silent for 1000 ms") != std::string::npos);
 }
 
 TEST_CASE("a time without calls is no silence of the peer") {
     Sockets sockets;
     auto server = make_server(sockets.endpoint("s"));
-    auto channel = quick_channel(sockets.endpoint("s"));
+    auto channel = quick_channel(sockets.endpoint("s"), kLivenessMs);
     greet(*channel);
-    ::poll(nullptr, 0, 500);  // longer than liveness_ms
+    ::poll(nullptr, 0, kLongerMs);
     auto call = channel->send(text("a"));
     // The peer computes for a moment, so the caller looks at the silence before there is an answer.
     CHECK(channel->receive(*call, Deadline::after_ms(50)).error().code ==
@@ -336,10 +352,10 @@ TEST_CASE("a time without calls is no silence of the peer") {
 TEST_CASE("the caller's own pause is no silence of the peer") {
     Sockets sockets;
     auto server = make_server(sockets.endpoint("s"));
-    auto channel = quick_channel(sockets.endpoint("s"));
+    auto channel = quick_channel(sockets.endpoint("s"), kLivenessMs);
     greet(*channel);
     auto call = channel->send(text("a"));
-    ::poll(nullptr, 0, 500);  // longer than liveness_ms, without a ping
+    ::poll(nullptr, 0, kLongerMs);  // without a ping
     auto request = server->next(Deadline::after_ms(10000));
     REQUIRE(request.has_value());
     std::thread later([&] {
@@ -348,6 +364,39 @@ TEST_CASE("the caller's own pause is no silence of the peer") {
     });
     CHECK(channel->receive(*call, Deadline::after_ms(10000)).has_value());
     later.join();
+}
+
+TEST_CASE("a caller that got no CPU while it waited blames nobody for silence") {
+    Sockets sockets;
+    std::atomic<bool> stalled{false};
+    FakePeer peer(sockets.endpoint("s"), [&](const msg::Envelope& e) -> std::optional<msg::Bytes> {
+        if (std::holds_alternative<msg::Hello>(e.body))
+            return msg::encode({0, e.call_id, ready(1)});
+        // As busy a machine leaves the peer behind as well: no pong comes during the stall.
+        if (std::holds_alternative<msg::Ping>(e.body) && !stalled.load())
+            return msg::encode({0, e.call_id, msg::Pong{1, msg::State::ready, 1000, ""}});
+        return std::nullopt;
+    });
+    auto channel = quick_channel(sockets.endpoint("s"), kLivenessMs);
+    greet(*channel);
+    auto call = channel->send(text("a"));
+    struct sigaction action {};
+    struct sigaction before {};
+    action.sa_handler = stall_thread;
+    REQUIRE(::sigaction(SIGUSR1, &action, &before) == 0);
+    const pthread_t caller = ::pthread_self();
+    std::thread machine([&] {
+        ::poll(nullptr, 0, 100);  // until the call is being waited for
+        stalled.store(true);
+        ::poll(nullptr, 0, 100);  // until the pongs on their way have arrived
+        ::pthread_kill(caller, SIGUSR1);
+        ::poll(nullptr, 0, static_cast<int>(kLivenessMs));  // the stall lasts longer
+        stalled.store(false);
+    });
+    CHECK(channel->receive(*call, Deadline::after_ms(3 * kLivenessMs)).error().code ==
+          ErrorCode::deadline_exceeded);
+    machine.join();
+    ::sigaction(SIGUSR1, &before, nullptr);
 }
 
 TEST_CASE("a peer of another protocol version is refused with both numbers") {
