@@ -209,8 +209,13 @@ TEST_CASE("while loading, requests are refused with the progress and control is 
     CHECK(error.code == ErrorCode::unavailable);
     CHECK(error.message == "echo is still loading (42 %: layer 3)");
 
-    Result<msg::Announcement> early = channel->hello({}, Deadline::after_ms(1500));
-    REQUIRE_FALSE(early.has_value());
+    // In the time that a busy machine needs to ask and to hear.
+    Result<msg::Announcement> early = channel->hello({}, Deadline::after_ms(300));
+    for (int ms = 600; ms < 20000; ms *= 2) {
+        REQUIRE_FALSE(early.has_value());
+        if (early.error().message.find("42 %") != std::string::npos) break;
+        early = channel->hello({}, Deadline::after_ms(ms));
+    }
     CHECK(early.error().code == ErrorCode::unavailable);
     CHECK(early.error().message.find("42 %: layer 3") != std::string::npos);
     CHECK(early.error().message.find(sockets.endpoint("s")) != std::string::npos);
