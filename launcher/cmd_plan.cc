@@ -14,6 +14,7 @@
 #include "launcher/pipeline_file.h"
 #include "launcher/run_directory.h"
 #include "launcher/stage_plan.h"
+#include "launcher/words.h"
 
 namespace k3::launcher {
 
@@ -100,20 +101,21 @@ Result<std::string> memory_of(const StagePlan& stage, const model::Model& model)
         Range range = layers_of(stage, config);
         SessionBytes session = session_bytes(config, range);
         const std::string* budget = setting(stage, "session_bytes");
-        return fmt::format("layers {}-{}: weights {}; a session {} and {} per position{}",
-                           range.first, range.last, format_bytes(trunk_bytes(config, range)),
-                           format_bytes(session.fixed), format_bytes(session.per_position),
-                           budget == nullptr ? "" : ", all of them at most " + *budget);
+        return fmt::format(
+            "layers {}-{}: weights {}; a session {} and {} per position{}", range.first, range.last,
+            format_bytes(trunk_bytes(config, range)), format_bytes(session.fixed),
+            format_bytes(session.per_position),
+            budget == nullptr ? "" : fmt::format(", all of them at most {}", *budget));
     }
     if (stage.kind == ServiceKind::experts) {
         const std::string* share = setting(stage, "share");
         ASSIGN_OR_RETURN(model::Placement placement,
                          model::parse_share(share == nullptr ? "all" : *share, config));
         const std::string* cache = setting(stage, "cache_bytes");
-        return fmt::format("share '{}': {} experts, {} on disk; cache {}",
-                           share == nullptr ? "all" : *share, placement.count(),
-                           format_bytes(placement.count() * model::expert_bytes(config)),
-                           cache == nullptr ? "as k3-experts --help says" : "at most " + *cache);
+        return fmt::format(
+            "share '{}': {} experts, {} on disk; cache {}", share == nullptr ? "all" : *share,
+            placement.count(), format_bytes(placement.count() * model::expert_bytes(config)),
+            cache == nullptr ? "as k3-experts --help says" : fmt::format("at most {}", *cache));
     }
     return std::string();
 }
@@ -165,7 +167,8 @@ Status print_plan(const PlanCommand& command) {
             ASSIGN_OR_RETURN(memory, memory_of(stage, models.at(stage.model)));
         }
         std::vector<std::string> words;
-        for (const auto& [name, value] : stage.env) words.push_back(name + "=" + value);
+        for (const auto& [name, value] : stage.env)
+            words.push_back(fmt::format("{}={}", name, value));
         words.insert(words.end(), stage.argv.begin(), stage.argv.end());
         fmt::print("\n# {}{}{}\n{}\n", stage.name, memory.empty() ? "" : ": ", memory,
                    shell_line(words));

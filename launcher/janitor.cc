@@ -84,7 +84,7 @@ void detach(int pipe_fd, int lock_fd) {
 
 }  // namespace
 
-Result<std::unique_ptr<Janitor>> Janitor::start(Options options, int lock_fd) {
+Result<std::unique_ptr<Janitor>> Janitor::start(const Options& options, int lock_fd) {
     std::array<int, 2> ends = {-1, -1};
     if (::pipe2(ends.data(), O_CLOEXEC) != 0)
         return Error{ErrorCode::io, fmt::format("cannot make a pipe: {}", std::strerror(errno)),

@@ -28,7 +28,7 @@ class Janitor {
     };
     /// Forks. Must run while the process has one thread. Error: io.
     /// It keeps `lock_fd` (of the run directory) open, so the lock outlives us.
-    static Result<std::unique_ptr<Janitor>> start(Options options, int lock_fd);
+    static Result<std::unique_ptr<Janitor>> start(const Options& options, int lock_fd);
     /// Says farewell and waits for the process: the run ended in good order.
     ~Janitor();
     Janitor(const Janitor&) = delete;

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <toml++/toml.h>
 #include <algorithm>
 #include <array>
 #include <cerrno>
@@ -10,10 +9,10 @@
 #include <fstream>
 #include <iterator>
 #include <set>
-#include <sstream>
-#include <tuple>
 
-#include "common/base/settings.h"
+#include "launcher/stage_table.h"
+#include "launcher/toml_table.h"
+#include "launcher/words.h"
 
 namespace k3::launcher {
 
@@ -26,231 +25,16 @@ namespace {
 constexpr std::array kKinds = {ServiceKind::tokenizer, ServiceKind::sampler, ServiceKind::experts,
                                ServiceKind::trunk, ServiceKind::gateway};
 
-// What the launcher itself gives to every service; a file that names them would be overruled.
-const std::vector<std::string> kReservedSettings = {"run_id",    "lifeline_fd", "experts",
-                                                    "tokenizer", "trunk",       "sampler"};
-
-/// Reads one table, remembering where it stands for every sentence.
-class Reader {
-  public:
-    Reader(const fs::path& file, const toml::table& table, std::string heading)
-        : file_(file), table_(table), heading_(std::move(heading)) {}
-
-    Error wrong(const toml::node& at, std::string_view what, std::string remedy) const {
-        return Error{ErrorCode::invalid_argument,
-                     fmt::format("{}:{}: {}", file_.string(), at.source().begin.line, what),
-                     std::move(remedy)};
-    }
-
-    Status text(std::string_view key, std::string* value) {
-        const toml::node* node = take(key);
-        if (node == nullptr) return Status::ok();
-        const auto* found = node->as_string();
-        if (found == nullptr)
-            return wrong(*node, fmt::format("{} {} must be a string", heading_, key),
-                         "write it in quotes");
-        *value = found->get();
-        return Status::ok();
-    }
-
-    Status path(std::string_view key, fs::path* value) {
-        std::string found;
-        RETURN_IF_ERROR(text(key, &found));
-        if (!found.empty()) *value = resolve(found);
-        return Status::ok();
-    }
-
-    Status integer(std::string_view key, std::int64_t min, std::int64_t max, std::int64_t* value) {
-        const toml::node* node = take(key);
-        if (node == nullptr) return Status::ok();
-        const auto* found = node->as_integer();
-        if (found == nullptr || found->get() < min || found->get() > max)
-            return wrong(
-                *node,
-                fmt::format("{} {} must be a whole number from {} to {}", heading_, key, min, max),
-                "write a number in that range");
-        *value = found->get();
-        return Status::ok();
-    }
-
-    Status flag(std::string_view key, bool* value) {
-        const toml::node* node = take(key);
-        if (node == nullptr) return Status::ok();
-        const auto* found = node->as_boolean();
-        if (found == nullptr)
-            return wrong(*node, fmt::format("{} {} must be true or false", heading_, key),
-                         "write true or false without quotes");
-        *value = found->get();
-        return Status::ok();
-    }
-
-    Status choice(std::string_view key, const std::vector<std::string>& choices,
-                  std::string* value) {
-        const toml::node* node = table_.get(key);
-        RETURN_IF_ERROR(text(key, value));
-        if (node == nullptr || std::find(choices.begin(), choices.end(), *value) != choices.end())
-            return Status::ok();
-        return wrong(*node,
-                     fmt::format("{} {} = '{}' is not one of {}", heading_, key, *value,
-                                 fmt::join(choices, ", ")),
-                     suggestion(*value, choices, "choose one of them"));
-    }
-
-    const toml::node* take(std::string_view key) {
-        taken_.insert(std::string(key));
-        return table_.get(key);
-    }
-
-    /// Keys nobody took, in the order of the file.
-    std::vector<std::pair<std::string, const toml::node*>> rest() const {
-        std::vector<std::pair<std::string, const toml::node*>> found;
-        for (const auto& [key, node] : table_)
-            if (!taken_.contains(std::string(key.str()))) found.emplace_back(key.str(), &node);
-        std::stable_sort(found.begin(), found.end(), [](const auto& a, const auto& b) {
-            const auto& x = a.second->source().begin;
-            const auto& y = b.second->source().begin;
-            return std::tie(x.line, x.column) < std::tie(y.line, y.column);
-        });
-        return found;
-    }
-
-    static std::string suggestion(std::string_view word, const std::vector<std::string>& known,
-                                  std::string otherwise) {
-        std::string nearest = nearest_name(word, known);
-        return nearest.empty() ? otherwise : fmt::format("did you mean {}?", nearest);
-    }
-
-    fs::path resolve(const std::string& text) const {
-        fs::path path = (file_.parent_path() / text).lexically_normal();
-        return path.has_filename() ? path : path.parent_path();  // "models/demo/" as "models/demo"
-    }
-    const std::string& heading() const noexcept { return heading_; }
-
-  private:
-    const fs::path& file_;
-    const toml::table& table_;
-    std::string heading_;
-    std::set<std::string> taken_;
-};
-
-Result<std::string> setting_text(const Reader& reader, const std::string& key,
-                                 const toml::node& node) {
-    if (const auto* text = node.as_string()) return text->get();
-    if (node.is_integer() || node.is_floating_point()) {
-        std::ostringstream out;
-        out << toml::node_view<const toml::node>(node);
-        return out.str();
-    }
-    return reader.wrong(node,
-                        fmt::format("{} {} must be text, a number, true, false or a list of these",
-                                    reader.heading(), key),
-                        "a setting of a service is one flag of its command line");
-}
-
-Status read_settings(const Reader& reader, std::vector<ServiceSetting>* settings) {
-    for (const auto& [key, node] : reader.rest()) {
-        if (std::find(kReservedSettings.begin(), kReservedSettings.end(), key) !=
-            kReservedSettings.end())
-            return reader.wrong(*node,
-                                fmt::format("{} {} is set by the launcher", reader.heading(), key),
-                                "remove it; endpoints of other stages follow from their tables");
-        ServiceSetting setting{key, {}};
-        if (const auto* on = node->as_boolean()) {
-            if (!on->get()) continue;  // false is the absence of a flag
-        } else if (const auto* list = node->as_array()) {
-            for (const toml::node& item : *list) {
-                ASSIGN_OR_RETURN(std::string value, setting_text(reader, key, item));
-                setting.values.push_back(std::move(value));
-            }
-        } else {
-            ASSIGN_OR_RETURN(std::string value, setting_text(reader, key, *node));
-            setting.values.push_back(std::move(value));
-        }
-        settings->push_back(std::move(setting));
-    }
-    return Status::ok();
-}
-
-Status read_env(Reader& reader, StageSpec* stage) {
-    const toml::node* node = reader.take("env");
-    if (node == nullptr) return Status::ok();
-    const auto* table = node->as_table();
-    if (table == nullptr)
-        return reader.wrong(*node, fmt::format("{} env must be a table", reader.heading()),
-                            "write env = { NAME = \"value\" }");
-    for (const auto& [key, value] : *table) {
-        ASSIGN_OR_RETURN(std::string text, setting_text(reader, "env", value));
-        stage->env.emplace_back(std::string(key.str()), std::move(text));
-    }
-    return Status::ok();
-}
-
-Status check_endpoint(const Reader& reader, const toml::table& table, std::string_view key,
-                      const std::string& value) {
-    if (value.empty() || value.starts_with("ipc://") || value.starts_with("tcp://"))
-        return Status::ok();
-    return reader.wrong(
-        *table.get(key),
-        fmt::format("{} {} = '{}' is not an endpoint", reader.heading(), key, value),
-        "write ipc:///path/of/socket or tcp://address:port");
-}
-
-bool is_terminal_tool(const std::vector<std::string>& wrap) {
-    if (wrap.empty()) return false;
-    std::string program = fs::path(wrap.front()).filename().string();
-    return program == "gdb" || program == "lldb" || program == "cgdb" || program == "rr";
-}
-
-/// One table of a stage; `count` copies of it are asked for.
-Status read_stage(const fs::path& file, const toml::table& table, ServiceKind kind,
-                  std::string heading, StageSpec* stage, std::int64_t* count) {
-    Reader reader(file, table, std::move(heading));
-    stage->kind = kind;
-    stage->line = static_cast<std::uint32_t>(table.source().begin.line);
-    RETURN_IF_ERROR(reader.text("name", &stage->name));
-    if (!stage->name.empty() && !is_legal_name(stage->name))
-        return reader.wrong(
-            *table.get("name"),
-            fmt::format("{} name = '{}' is not a legal name", reader.heading(), stage->name),
-            "use letters, digits, - and _, at most 40");
-    RETURN_IF_ERROR(reader.text("binary", &stage->binary));
-    if (stage->binary.find('/') != std::string::npos)
-        stage->binary = reader.resolve(stage->binary).string();
-    RETURN_IF_ERROR(reader.text("endpoint", &stage->endpoint));
-    RETURN_IF_ERROR(check_endpoint(reader, table, "endpoint", stage->endpoint));
-    RETURN_IF_ERROR(reader.text("listen", &stage->listen));
-    RETURN_IF_ERROR(check_endpoint(reader, table, "listen", stage->listen));
-    RETURN_IF_ERROR(reader.path("model", &stage->model));
-    std::string wrap;
-    RETURN_IF_ERROR(reader.text("wrap", &wrap));
-    auto words = split_words(wrap);
-    if (!words)
-        return reader.wrong(*table.get("wrap"),
-                            reader.heading() + " wrap: " + words.error().message,
-                            words.error().remedy);
-    stage->wrap = *words;
-    if (!stage->wrap.empty() && stage->wrap.front().find('/') != std::string::npos)
-        stage->wrap.front() = reader.resolve(stage->wrap.front()).string();
-    stage->terminal = is_terminal_tool(stage->wrap);
-    RETURN_IF_ERROR(reader.flag("terminal", &stage->terminal));
-    std::string restart = "on-failure";
-    RETURN_IF_ERROR(reader.choice("restart", {"on-failure", "never"}, &restart));
-    stage->restart = restart == "never" ? RestartPolicy::never : RestartPolicy::on_failure;
-    RETURN_IF_ERROR(read_env(reader, stage));
-    *count = 1;
-    if (kind == ServiceKind::experts || kind == ServiceKind::trunk)
-        RETURN_IF_ERROR(reader.integer("count", 1, 256, count));
-    RETURN_IF_ERROR(read_settings(reader, &stage->settings));
-    bool owned_key = !stage->binary.empty() || !stage->wrap.empty() || !stage->listen.empty() ||
-                     *count != 1 || !stage->settings.empty();
-    if (stage->attached() && owned_key)
-        return reader.wrong(
-            *table.get("endpoint"),
-            fmt::format("{} has an endpoint, so that process is not started here, and its other "
-                        "settings would have no effect",
-                        reader.heading()),
-            "remove the endpoint, or everything but the endpoint and name");
-    return Status::ok();
+std::vector<std::string> pipeline_keys() {
+    return {"name",
+            "model",
+            "run_dir",
+            "payload",
+            "log_level",
+            "start_timeout_s",
+            "attach_timeout_ms",
+            "max_restarts",
+            "restart_window_s"};
 }
 
 /// Names and default shares, once all stages of a kind are known.
@@ -320,9 +104,9 @@ Status read_pipeline_table(const toml::table& root, PipelineSpec* spec) {
     const auto* table = node == nullptr ? nullptr : node->as_table();
     if (table == nullptr)
         return Error{ErrorCode::invalid_argument,
-                     spec->file.string() + ": there is no [pipeline] table",
+                     fmt::format("{}: there is no [pipeline] table", spec->file.string()),
                      "begin the file with [pipeline] and model = \"DIRECTORY\""};
-    Reader reader(spec->file, *table, "[pipeline]");
+    TomlTable reader(spec->file, *table, "[pipeline]");
     spec->name = spec->file.stem().string();
     RETURN_IF_ERROR(reader.text("name", &spec->name));
     if (!is_legal_name(spec->name))
@@ -338,19 +122,10 @@ Status read_pipeline_table(const toml::table& root, PipelineSpec* spec) {
     RETURN_IF_ERROR(reader.integer("max_restarts", 0, 1000, &spec->max_restarts));
     RETURN_IF_ERROR(reader.integer("restart_window_s", 1, 86400, &spec->restart_window_s));
     if (auto rest = reader.rest(); !rest.empty()) {
-        static const std::vector<std::string> kKnown = {"name",
-                                                        "model",
-                                                        "run_dir",
-                                                        "payload",
-                                                        "log_level",
-                                                        "start_timeout_s",
-                                                        "attach_timeout_ms",
-                                                        "max_restarts",
-                                                        "restart_window_s"};
-        return reader.wrong(
-            *rest.front().second, fmt::format("[pipeline] has no key '{}'", rest.front().first),
-            Reader::suggestion(rest.front().first, kKnown,
-                               "known: " + fmt::format("{}", fmt::join(kKnown, ", "))));
+        return reader.wrong(*rest.front().second,
+                            fmt::format("[pipeline] has no key '{}'", rest.front().first),
+                            suggestion(rest.front().first, pipeline_keys(),
+                                       fmt::format("known: {}", fmt::join(pipeline_keys(), ", "))));
     }
     return Status::ok();
 }
@@ -365,8 +140,7 @@ Status check_tables(const fs::path& file, const toml::table& root) {
             ErrorCode::invalid_argument,
             fmt::format("{}:{}: unknown {} [{}]", file.string(), node.source().begin.line,
                         node.is_table() || node.is_array_of_tables() ? "table" : "key", word),
-            Reader::suggestion(word, known,
-                               fmt::format("known tables: {}", fmt::join(known, ", ")))};
+            suggestion(word, known, fmt::format("known tables: {}", fmt::join(known, ", ")))};
     }
     return Status::ok();
 }

@@ -12,6 +12,7 @@
 
 #include "common/transport/arena.h"
 #include "launcher/stage_plan.h"
+#include "launcher/words.h"
 
 namespace k3::launcher {
 

@@ -1,8 +1,6 @@
-// split_words and shell_line of pipeline_file.h.
+#include "launcher/words.h"
 
 #include <fmt/format.h>
-
-#include "launcher/pipeline_file.h"
 
 namespace k3::launcher {
 
@@ -13,19 +11,13 @@ Result<std::vector<std::string>> split_words(std::string_view text) {
     char quote = 0;
     for (std::size_t i = 0; i < text.size(); ++i) {
         char c = text[i];
-        if (quote == '\'') {
-            if (c == quote)
-                quote = 0;
-            else
-                word += c;
-        } else if (c == '\\' && i + 1 < text.size()) {
+        if (quote != 0 && c == quote) {
+            quote = 0;
+        } else if (quote != '\'' && c == '\\' && i + 1 < text.size()) {
             word += text[++i];
             in_word = true;
-        } else if (quote == '"') {
-            if (c == quote)
-                quote = 0;
-            else
-                word += c;
+        } else if (quote != 0) {
+            word += c;
         } else if (c == '\'' || c == '"') {
             quote = c;
             in_word = true;  // '' is a word too

@@ -36,7 +36,10 @@ HEAVY = {
     "doctest/": ("tests",),
 }
 # Private headers that exist to wrap one of them, included by two or three sources of their folder.
-HEAVY_IN_HEADER = {"common/storage/json_names.h": "simdjson.h"}
+HEAVY_IN_HEADER = {
+    "common/storage/json_names.h": "simdjson.h",
+    "launcher/toml_table.h": "toml++/",
+}
 # Only these, and benchmarks of the machine, may use instructions that not every CPU has.
 INTRINSICS = re.compile(r"(immintrin|arm_neon|x86intrin)\.h")
 VARIANT = re.compile(r"common/kernels/.*(avx2|avx512|neon)|bench/")

@@ -20,7 +20,7 @@ namespace {
 /// Sets a variable of this process, or unsets it, and puts the old value back at the end.
 class Variable {
   public:
-    Variable(const char* name, std::optional<std::string> value) : name_(name) {
+    Variable(const char* name, const std::optional<std::string>& value) : name_(name) {
         if (const char* old = std::getenv(name); old != nullptr) old_ = old;
         put(value);
     }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <string>
 
+#include "launcher/words.h"
 #include "tests/support/golden.h"
 #include "tests/support/text.h"
 

@@ -1,0 +1,145 @@
+#include "launcher/stage_table.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <sstream>
+#include <utility>
+#include <vector>
+
+#include "launcher/words.h"
+
+namespace k3::launcher {
+
+namespace fs = std::filesystem;
+using msg::ServiceKind;
+
+namespace {
+
+// What the launcher itself gives to every service; a file that names them would be overruled.
+constexpr std::array<std::string_view, 6> kReservedSettings = {
+    "run_id", "lifeline_fd", "experts", "tokenizer", "trunk", "sampler"};
+
+Result<std::string> setting_text(const TomlTable& reader, const std::string& key,
+                                 const toml::node& node) {
+    if (const auto* text = node.as_string()) return text->get();
+    if (node.is_integer() || node.is_floating_point()) {
+        std::ostringstream out;
+        out << toml::node_view<const toml::node>(node);
+        return out.str();
+    }
+    return reader.wrong(node,
+                        fmt::format("{} {} must be text, a number, true, false or a list of these",
+                                    reader.heading(), key),
+                        "a setting of a service is one flag of its command line");
+}
+
+Status read_settings(const TomlTable& reader, std::vector<ServiceSetting>* settings) {
+    for (const auto& [key, node] : reader.rest()) {
+        if (std::find(kReservedSettings.begin(), kReservedSettings.end(), key) !=
+            kReservedSettings.end())
+            return reader.wrong(*node,
+                                fmt::format("{} {} is set by the launcher", reader.heading(), key),
+                                "remove it; endpoints of other stages follow from their tables");
+        ServiceSetting setting{key, {}};
+        if (const auto* on = node->as_boolean()) {
+            if (!on->get()) continue;  // false is the absence of a flag
+        } else if (const auto* list = node->as_array()) {
+            for (const toml::node& item : *list) {
+                ASSIGN_OR_RETURN(std::string value, setting_text(reader, key, item));
+                setting.values.push_back(std::move(value));
+            }
+        } else {
+            ASSIGN_OR_RETURN(std::string value, setting_text(reader, key, *node));
+            setting.values.push_back(std::move(value));
+        }
+        settings->push_back(std::move(setting));
+    }
+    return Status::ok();
+}
+
+Status read_env(TomlTable& reader, StageSpec* stage) {
+    const toml::node* node = reader.take("env");
+    if (node == nullptr) return Status::ok();
+    const auto* table = node->as_table();
+    if (table == nullptr)
+        return reader.wrong(*node, fmt::format("{} env must be a table", reader.heading()),
+                            "write env = { NAME = \"value\" }");
+    for (const auto& [key, value] : *table) {
+        ASSIGN_OR_RETURN(std::string text, setting_text(reader, "env", value));
+        stage->env.emplace_back(std::string(key.str()), std::move(text));
+    }
+    return Status::ok();
+}
+
+Status check_endpoint(const TomlTable& reader, const toml::table& table, std::string_view key,
+                      const std::string& value) {
+    if (value.empty() || value.starts_with("ipc://") || value.starts_with("tcp://"))
+        return Status::ok();
+    return reader.wrong(
+        *table.get(key),
+        fmt::format("{} {} = '{}' is not an endpoint", reader.heading(), key, value),
+        "write ipc:///path/of/socket or tcp://address:port");
+}
+
+bool is_terminal_tool(const std::vector<std::string>& wrap) {
+    if (wrap.empty()) return false;
+    std::string program = fs::path(wrap.front()).filename().string();
+    return program == "gdb" || program == "lldb" || program == "cgdb" || program == "rr";
+}
+
+}  // namespace
+
+Status read_stage(const fs::path& file, const toml::table& table, ServiceKind kind,
+                  std::string heading, StageSpec* stage, std::int64_t* count) {
+    TomlTable reader(file, table, std::move(heading));
+    stage->kind = kind;
+    stage->line = static_cast<std::uint32_t>(table.source().begin.line);
+    RETURN_IF_ERROR(reader.text("name", &stage->name));
+    if (!stage->name.empty() && !is_legal_name(stage->name))
+        return reader.wrong(
+            *table.get("name"),
+            fmt::format("{} name = '{}' is not a legal name", reader.heading(), stage->name),
+            "use letters, digits, - and _, at most 40");
+    RETURN_IF_ERROR(reader.text("binary", &stage->binary));
+    if (stage->binary.find('/') != std::string::npos)
+        stage->binary = reader.resolve(stage->binary).string();
+    RETURN_IF_ERROR(reader.text("endpoint", &stage->endpoint));
+    RETURN_IF_ERROR(check_endpoint(reader, table, "endpoint", stage->endpoint));
+    RETURN_IF_ERROR(reader.text("listen", &stage->listen));
+    RETURN_IF_ERROR(check_endpoint(reader, table, "listen", stage->listen));
+    RETURN_IF_ERROR(reader.path("model", &stage->model));
+    std::string wrap;
+    RETURN_IF_ERROR(reader.text("wrap", &wrap));
+    auto words = split_words(wrap);
+    if (!words)
+        return reader.wrong(*table.get("wrap"),
+                            fmt::format("{} wrap: {}", reader.heading(), words.error().message),
+                            words.error().remedy);
+    stage->wrap = *words;
+    if (!stage->wrap.empty() && stage->wrap.front().find('/') != std::string::npos)
+        stage->wrap.front() = reader.resolve(stage->wrap.front()).string();
+    stage->terminal = is_terminal_tool(stage->wrap);
+    RETURN_IF_ERROR(reader.flag("terminal", &stage->terminal));
+    std::string restart = "on-failure";
+    RETURN_IF_ERROR(reader.choice("restart", {"on-failure", "never"}, &restart));
+    stage->restart = restart == "never" ? RestartPolicy::never : RestartPolicy::on_failure;
+    RETURN_IF_ERROR(read_env(reader, stage));
+    *count = 1;
+    if (kind == ServiceKind::experts || kind == ServiceKind::trunk)
+        RETURN_IF_ERROR(reader.integer("count", 1, 256, count));
+    RETURN_IF_ERROR(read_settings(reader, &stage->settings));
+    bool owned_key = !stage->binary.empty() || !stage->wrap.empty() || !stage->listen.empty() ||
+                     *count != 1 || !stage->settings.empty();
+    if (stage->attached() && owned_key)
+        return reader.wrong(
+            *table.get("endpoint"),
+            fmt::format("{} has an endpoint, so that process is not started here, and its other "
+                        "settings would have no effect",
+                        reader.heading()),
+            "remove the endpoint, or everything but the endpoint and name");
+    return Status::ok();
+}
+
+}  // namespace k3::launcher
