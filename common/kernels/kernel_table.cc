@@ -17,6 +17,11 @@ KernelTables find_tables() noexcept {
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
         found.tables[found.count++] = &avx2_table();
 #endif
+#if defined(K3_HAVE_AVX512)
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+        found.tables[found.count++] = &avx512_table();
+#endif
     return found;
 }
 

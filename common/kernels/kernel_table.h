@@ -112,7 +112,7 @@ struct KernelTable {
 
 inline constexpr std::size_t kAttentionBlock = 64;
 
-/// Highest instruction set allowed: K3_ISA=scalar|avx2, or everything this CPU has.
+/// Highest instruction set allowed: K3_ISA=scalar|avx2|avx512, or everything this CPU has.
 /// The process's table, filled at the first call (call it from main before threads start).
 /// An unknown K3_ISA or one that this CPU lacks aborts with a sentence.
 const KernelTable& kernels() noexcept;

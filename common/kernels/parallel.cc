@@ -19,7 +19,7 @@ int cores_of_this_process() noexcept {
 }
 
 /// Rows a thread takes at once; a multiple of what the tables block by.
-constexpr std::size_t kRowBlock = 16;
+constexpr std::size_t kRowBlock = 48;
 
 }  // namespace
 

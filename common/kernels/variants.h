@@ -14,7 +14,7 @@
 //   dot_lanes.inc        the same contracts on those registers, blocked for caches
 //   ops_*.inc, table.inc everything else, written once; the compiler vectorises its loops
 //
-// A further variant (AVX-512, NEON) brings its vector_*.inc and a .cc like kernels_avx2.cc, and is
+// A further variant brings its vector_*.inc and a .cc like kernels_avx2.cc, and is
 // added to meson.build and to the list in kernel_table.cc. It may replace dot_lanes.inc or any
 // operation: the equality tests compare its table with the scalar one, whatever it is made of.
 
@@ -25,6 +25,9 @@ namespace k3::kernels {
 const KernelTable& scalar_table() noexcept;
 #if defined(K3_HAVE_AVX2)
 const KernelTable& avx2_table() noexcept;
+#endif
+#if defined(K3_HAVE_AVX512)
+const KernelTable& avx512_table() noexcept;
 #endif
 
 }  // namespace k3::kernels
