@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/from_ram.h"
 #include "bench/machine.h"
 #include "common/kernels/parallel.h"
 #include "tests/kernels/operations.h"
@@ -80,6 +81,9 @@ class Benchmark {
 
     void run() {
         measure_machine();
+        if (options_.only.empty() || options_.only == "ram")
+            json_["from_ram"] = k3::bench::measure_from_ram(thread_counts_);
+        if (options_.only == "ram") return;
         std::printf("\n%-24s %-20s %-7s %3s %10s %8s %6s %9s %6s\n", "operation", "sizes", "isa",
                     "thr", "fastest", "GB/s", "read", "GFLOP/s", "fma");
         for (const k3::test::Operation& operation : k3::test::operations()) {
@@ -168,7 +172,9 @@ int main(int argc, char** argv) {
     CLI::App app{
         "Speed of the kernels as a share of this machine's memory and multiply-add limits."};
     Options options;
-    app.add_option("--only", options.only, "only operations whose name contains this text");
+    app.add_option("--only", options.only,
+                   "only operations whose name contains this text; ram: only products "
+                   "with weights that no cache holds");
     app.add_option("--json", options.json_file, "also write the results to this file");
     app.add_option("--threads", options.n_threads, "threads of the second column (0: all cores)")
         ->check(CLI::NonNegativeNumber);

@@ -9,6 +9,8 @@
 #include <numeric>
 #include <vector>
 
+#include "bench/memory.h"
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -117,24 +119,13 @@ std::string cpu_model() {
 double read_bandwidth(int n_threads) {
     // Pieces of a buffer beyond any cache in turn, each small enough for an undisturbed reading.
     constexpr std::size_t kPieces = 32;
-    constexpr std::size_t kWords = (std::size_t{16} << 20U) / sizeof(std::uint64_t);
-    std::vector<std::uint64_t> memory(kPieces * kWords, 1);
-    const std::size_t share = kWords / static_cast<std::size_t>(n_threads);
-    std::size_t piece = 0;
+    constexpr std::size_t kPiece = std::size_t{16} << 20U;
+    const Memory memory(kPieces * kPiece);
     double fastest = 1e30;
-    for (int run = 0; run < 150; ++run) {
-        piece = (piece + 1) % kPieces;
-        fastest = std::min(fastest, fastest_run(n_threads, 1, [&](int thread) {
-                               const std::uint64_t* from = memory.data() + piece * kWords +
-                                                           static_cast<std::size_t>(thread) * share;
-                               std::uint64_t sums[16] = {};
-                               for (std::size_t i = 0; i + 16 <= share; i += 16)
-                                   for (std::size_t j = 0; j < 16; ++j) sums[j] += from[i + j];
-                               g_sink = static_cast<double>(
-                                   std::accumulate(std::begin(sums), std::end(sums), 0UL));
-                           }));
-    }
-    return static_cast<double>(share * sizeof(std::uint64_t)) * n_threads / fastest;
+    for (std::size_t run = 0; run < 150; ++run)
+        fastest = std::min(
+            fastest, read_pass(memory.bytes().subspan(run % kPieces * kPiece, kPiece), n_threads));
+    return static_cast<double>(kPiece) / fastest;
 }
 
 double fma_peak(int n_threads, std::string& isa) {
