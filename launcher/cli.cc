@@ -38,6 +38,7 @@ struct Raw {
     StatusCommand status;
     DownCommand down;
     PlanCommand plan;
+    SynthCommand synth;
     std::string effort = "off";
     std::string attach;
 };
@@ -48,6 +49,7 @@ struct Verbs {
     CLI::App* status;
     CLI::App* down;
     CLI::App* plan;
+    CLI::App* synth;
 };
 
 void add_config(CLI::App* verb, std::filesystem::path* config, std::filesystem::path* run_dir) {
@@ -168,7 +170,23 @@ Verbs declare(CLI::App& app, Raw& raw) {
     add_config(verbs.plan, &raw.plan.config, &raw.plan.run_dir);
     verbs.plan->add_option("--name", raw.plan.name, "call it so [name in the file]")
         ->option_text("NAME");
-    for (CLI::App* verb : {verbs.up, verbs.run, verbs.status, verbs.down, verbs.plan})
+
+    verbs.synth = app.add_subcommand(
+        "synth",
+        "Write a checkpoint of random weights in the released layout, for benchmarks.\n\n"
+        "Example: k3pipe synth /var/tmp/k3-synthetic      11.5 GB");
+    verbs.synth->add_option("directory", raw.synth.directory, "where; it must not exist yet")
+        ->required()
+        ->option_text("DIR");
+    model::SyntheticOptions& options = raw.synth.options;
+    verbs.synth->add_option("--layers", options.n_layers, "4 to 93 [5]")->option_text("N");
+    verbs.synth->add_option("--experts", options.n_experts, "of a layer: 16 to 896 [64]")
+        ->option_text("N");
+    verbs.synth->add_option("--vocab", options.vocab_size, "vocabulary rows: 512 to 163840 [4096]")
+        ->option_text("N");
+    verbs.synth->add_option("--seed", options.seed, "of the random weights [1]")->option_text("N");
+
+    for (CLI::App* verb : {verbs.up, verbs.run, verbs.status, verbs.down, verbs.plan, verbs.synth})
         verb->allow_extras();
     return verbs;
 }
@@ -182,7 +200,7 @@ Error usage(std::string message, std::string_view verb) {
 Error unknown_word(const std::string& word, const CLI::App* verb) {
     std::string name = verb == nullptr ? "" : verb->get_name();
     std::vector<std::string> known;
-    if (verb == nullptr) known = {"up", "run", "status", "down", "plan"};
+    if (verb == nullptr) known = {"up", "run", "status", "down", "plan", "synth"};
     std::string kind = verb == nullptr ? "verb" : "argument";
     std::string bare = word.substr(0, word.find('='));
     if (word.starts_with("-")) {
@@ -280,7 +298,8 @@ Result<CommandLine> parse_command_line(int argc, const char* const* argv) {
     if (verb == verbs.run) return complete_run(verb, raw);
     if (verb == verbs.status) return CommandLine(std::move(raw.status));
     if (verb == verbs.down) return CommandLine(std::move(raw.down));
-    return CommandLine(std::move(raw.plan));
+    if (verb == verbs.plan) return CommandLine(std::move(raw.plan));
+    return CommandLine(std::move(raw.synth));
 }
 
 }  // namespace k3::launcher

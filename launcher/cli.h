@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "common/base/result.h"
+#include "common/model/synthetic.h"
 #include "common/transport/messages/sampler.h"
 
 namespace k3::launcher {
@@ -72,11 +73,16 @@ struct PlanCommand {
     std::filesystem::path run_dir;
 };
 
+struct SynthCommand {
+    std::filesystem::path directory;
+    model::SyntheticOptions options;
+};
+
 /// Nothing left to do: help or the version has been printed.
 struct NothingCommand {};
 
-using CommandLine =
-    std::variant<NothingCommand, UpCommand, RunCommand, StatusCommand, DownCommand, PlanCommand>;
+using CommandLine = std::variant<NothingCommand, UpCommand, RunCommand, StatusCommand, DownCommand,
+                                 PlanCommand, SynthCommand>;
 
 /// Error: invalid_argument, with the nearest verb or flag where there is one.
 Result<CommandLine> parse_command_line(int argc, const char* const* argv);

@@ -10,6 +10,7 @@ int run(const RunCommand& command);
 int status(const StatusCommand& command);
 int down(const DownCommand& command);
 int plan(const PlanCommand& command);
+int synth(const SynthCommand& command);
 
 /// Prints "k3pipe: <sentence>" on stderr and returns the exit code of the error.
 int report(const Error& error);

@@ -16,6 +16,7 @@ struct Dispatch {
     int operator()(const k3::launcher::StatusCommand& command) const { return status(command); }
     int operator()(const k3::launcher::DownCommand& command) const { return down(command); }
     int operator()(const k3::launcher::PlanCommand& command) const { return plan(command); }
+    int operator()(const k3::launcher::SynthCommand& command) const { return synth(command); }
 };
 
 /// Started without standard descriptors (by some daemons), our first pipes would become them.

@@ -1,0 +1,53 @@
+#pragma once
+// A checkpoint of random weights in the released layout: the released dimensions of a layer, with
+// fewer layers, experts and vocabulary rows. For benchmarks and for tests of what needs
+// released-size shards; what it generates means nothing.
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "common/base/result.h"
+#include "common/model/tensor_names.h"
+
+namespace k3::model {
+
+struct SyntheticOptions {
+    std::uint32_t n_layers = 5;
+    std::uint32_t n_experts = 64;
+    std::uint32_t vocab_size = 4096;
+    std::uint64_t seed = 1;
+};
+
+struct SyntheticShard {
+    std::string file;  // "model-00001-of-000006.safetensors"
+    std::vector<TensorSpec> tensors;
+    std::uint64_t bytes = 0;  // payload
+};
+
+struct SyntheticPlan {
+    SyntheticOptions options;
+    ModelConfig config;
+    std::string config_json;
+    std::vector<SyntheticShard> shards;  // one a layer and one for what belongs to none
+    std::uint64_t bytes = 0;             // payload of all shards
+    std::uint64_t bytes_per_token =
+        0;  // read by a decode step: the trunk and top_k experts a layer
+};
+
+/// Layer kinds as released: every fourth layer MLA, the last of 93 too.
+/// Errors: invalid_argument (fewer layers, experts or vocabulary rows than the architecture needs,
+/// or more than were released; both numbers).
+Result<SyntheticPlan> plan_synthetic(const SyntheticOptions& options);
+
+/// Writes the files into `directory`, which must not exist yet: it appears when all is written, and
+/// an attempt that fails leaves nothing. Every byte is a function of options alone, tensor by
+/// tensor (from its name and the seed). `progress(done, total)` is called every few megabytes;
+/// false stops. Errors: io, resource_exhausted (disk space, both numbers, before anything is
+/// written), invalid_argument (the directory exists), cancelled.
+Status write_synthetic(const SyntheticPlan& plan, const std::filesystem::path& directory,
+                       const std::function<bool(std::uint64_t, std::uint64_t)>& progress);
+
+}  // namespace k3::model

@@ -1,0 +1,102 @@
+#include "common/storage/safetensors_writer.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "common/base/check.h"
+#include "common/storage/file.h"
+
+namespace k3::storage {
+
+namespace {
+
+std::filesystem::path partial_name(const std::filesystem::path& path) {
+    std::filesystem::path partial = path;
+    partial += ".partial";
+    return partial;
+}
+
+/// The header of the format, its length word included, padded so that the data start at a multiple
+/// of 8. Names hold no characters that JSON escapes.
+std::string header_of(const std::vector<NewTensor>& tensors) {
+    std::string json = "{";
+    std::uint64_t at = 0;
+    for (const NewTensor& tensor : tensors) {
+        json += fmt::format("{}\"{}\":{{\"dtype\":\"{}\",\"shape\":[{}],\"data_offsets\":[{},{}]}}",
+                            at == 0 ? "" : ",", tensor.name, to_string(tensor.dtype),
+                            fmt::join(tensor.shape, ","), at, at + tensor.bytes());
+        at += tensor.bytes();
+    }
+    json += "}";
+    json.resize((json.size() + 7) / 8 * 8, ' ');
+    std::string header(8, '\0');
+    for (std::size_t i = 0; i < 8; ++i)
+        header[i] = static_cast<char>(json.size() >> (8 * i) & 0xFFU);
+    return header + json;
+}
+
+Error write_error(int error_number, const std::filesystem::path& path, std::uint64_t left) {
+    if (error_number != ENOSPC && error_number != EDQUOT)
+        return system_error(error_number, "write", path);
+    struct statvfs disk = {};
+    const std::uint64_t free = ::statvfs(path.parent_path().c_str(), &disk) == 0
+                                   ? std::uint64_t{disk.f_bavail} * disk.f_frsize
+                                   : 0;
+    return Error{ErrorCode::resource_exhausted,
+                 fmt::format("no room for {}: {} bytes are left to write and {} are free",
+                             path.string(), left, free),
+                 "free disk space or choose another directory"};
+}
+
+}  // namespace
+
+std::uint64_t NewTensor::bytes() const noexcept {
+    std::uint64_t bytes = size_of(dtype);
+    for (const std::uint64_t size : shape) bytes *= size;
+    return bytes;
+}
+
+Result<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::create(
+    const std::filesystem::path& path, const std::vector<NewTensor>& tensors) {
+    const std::filesystem::path partial = partial_name(path);
+    Fd fd(::open(partial.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+    if (!fd.valid()) return system_error(errno, "create", partial);
+    std::unique_ptr<SafetensorsWriter> writer(new SafetensorsWriter(path, std::move(fd)));
+    const std::string header = header_of(tensors);
+    writer->file_bytes_ = header.size();
+    for (const NewTensor& tensor : tensors) writer->file_bytes_ += tensor.bytes();
+    RETURN_IF_ERROR(writer->append(std::as_bytes(std::span(header))));
+    return writer;
+}
+
+SafetensorsWriter::~SafetensorsWriter() {
+    if (!finished_) ::unlink(partial_name(path_).c_str());
+}
+
+Status SafetensorsWriter::append(std::span<const std::byte> bytes) {
+    K3_CHECK(bytes.size() <= file_bytes_ - written_, path_.string());
+    while (!bytes.empty()) {
+        const ssize_t n = ::write(fd_.get(), bytes.data(), bytes.size());
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) return write_error(errno, path_, file_bytes_ - written_);
+        bytes = bytes.subspan(static_cast<std::size_t>(n));
+        written_ += static_cast<std::uint64_t>(n);
+    }
+    return Status::ok();
+}
+
+Status SafetensorsWriter::finish() {
+    K3_CHECK(written_ == file_bytes_, fmt::format("{} of {}", written_, file_bytes_));
+    if (::fsync(fd_.get()) != 0) return write_error(errno, path_, 0);
+    if (::rename(partial_name(path_).c_str(), path_.c_str()) != 0)
+        return system_error(errno, "rename", partial_name(path_));
+    finished_ = true;
+    return Status::ok();
+}
+
+}  // namespace k3::storage

@@ -1,0 +1,85 @@
+#include "common/model/synthetic.h"
+
+#include <doctest/doctest.h>
+
+#include <string>
+
+#include "tests/support/checkpoint_copy.h"
+#include "tests/support/text.h"
+
+namespace k3::model {
+
+namespace fs = std::filesystem;
+
+TEST_CASE("the standard synthetic checkpoint has released layers and 11.5 GB") {
+    const auto plan = plan_synthetic({});
+    REQUIRE(plan.has_value());
+    CHECK(plan->config.hidden_size == 7168);
+    CHECK(plan->config.n_layers == 5);
+    CHECK(expert_bytes(plan->config) == 17'547'264);
+    REQUIRE(plan->shards.size() == 6);
+    CHECK(plan->shards[0].bytes == 2'341'213'184);  // as released: it has no experts
+    CHECK(plan->bytes > 11'500'000'000);
+    CHECK(plan->bytes < 11'600'000'000);
+    CHECK(plan->bytes_per_token > 8'050'000'000);
+    CHECK(plan->bytes_per_token < 8'150'000'000);
+    const std::vector<LayerKind> kinds = {LayerKind::kda, LayerKind::kda, LayerKind::kda,
+                                          LayerKind::mla, LayerKind::kda};
+    CHECK(plan->config.layer_kinds == kinds);
+}
+
+TEST_CASE("all layers and experts add up to the released bytes") {
+    const auto plan = plan_synthetic({93, 896, 163840, 1});
+    REQUIRE(plan.has_value());
+    CHECK(plan->bytes == 1'559'965'606'912);
+    CHECK(plan->config.layer_kinds[92] == LayerKind::mla);
+    CHECK(plan->shards[93].file == "model-00094-of-000094.safetensors");
+}
+
+TEST_CASE("sizes outside the architecture are refused with the range") {
+    for (const SyntheticOptions& options :
+         {SyntheticOptions{3, 64, 4096, 1}, SyntheticOptions{5, 15, 4096, 1},
+          SyntheticOptions{5, 897, 4096, 1}, SyntheticOptions{5, 64, 511, 1}}) {
+        const auto plan = plan_synthetic(options);
+        REQUIRE_FALSE(plan.has_value());
+        CHECK(plan.error().code == ErrorCode::invalid_argument);
+        CHECK(test::contains(plan.error().message, " to "));
+    }
+}
+
+TEST_CASE("a disk that is too small is known before anything is written") {
+    const auto plan = plan_synthetic({93, 896, 163840, 1});  // 1.56 TB
+    REQUIRE(plan.has_value());
+    test::TempDir dir;
+    if (fs::space(dir.path()).available > plan->bytes) return;  // a rich machine
+    const Status status =
+        write_synthetic(*plan, dir.path() / "out", [](std::uint64_t, std::uint64_t) {
+            FAIL("something was written");
+            return true;
+        });
+    REQUIRE_FALSE(status.has_value());
+    CHECK(status.error().code == ErrorCode::resource_exhausted);
+    CHECK(test::contains(status.error().message, "1559965606912"));
+    CHECK(fs::is_empty(dir.path()));
+}
+
+TEST_CASE("an interrupted write leaves nothing, an existing directory is not touched") {
+    const auto plan = plan_synthetic({4, 16, 512, 1});
+    REQUIRE(plan.has_value());
+    test::TempDir dir;
+    const Status stopped =
+        write_synthetic(*plan, dir.path() / "out",
+                        [](std::uint64_t done, std::uint64_t) { return done < 20'000'000; });
+    REQUIRE_FALSE(stopped.has_value());
+    CHECK(stopped.error().code == ErrorCode::cancelled);
+    CHECK(fs::is_empty(dir.path()));
+
+    fs::create_directory(dir.path() / "out");
+    const Status refused = write_synthetic(*plan, dir.path() / "out",
+                                           [](std::uint64_t, std::uint64_t) { return false; });
+    REQUIRE_FALSE(refused.has_value());
+    CHECK(refused.error().code == ErrorCode::invalid_argument);
+    CHECK(fs::is_empty(dir.path() / "out"));
+}
+
+}  // namespace k3::model
