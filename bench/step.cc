@@ -1,0 +1,271 @@
+// How long a step of the real pipeline takes, and where the time goes.
+//
+// Starts `k3pipe up` on a pipeline file (or on one it writes for --model DIR), warms it up, then
+// decodes and prefills through the gateway. What each service spent comes from its own counters,
+// read before and after; the speed of memory is measured in the same run while the pipeline idles.
+// Without a checkpoint of released dimensions: `k3pipe synth DIR` writes one.
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <csignal>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "bench/machine.h"
+#include "common/transport/channel.h"
+#include "launcher/gateway_client.h"
+#include "launcher/run_directory.h"
+
+extern char** environ;
+
+namespace {
+
+namespace fs = std::filesystem;
+using namespace k3;
+
+constexpr std::int64_t kAskMs = 10'000;
+
+struct Options {
+    fs::path config;
+    fs::path model;
+    std::string expert_cache = "4GiB";
+    std::uint32_t tokens = 16;
+    std::uint32_t prompt = 64;
+    int start_s = 600;
+    fs::path json_file;
+};
+
+[[noreturn]] void fail(const std::string& sentence) {
+    fmt::print(stderr, "step: {}\n", sentence);
+    std::exit(1);
+}
+
+template <typename T>
+T value_or_fail(Result<T> result) {
+    if (!result.has_value()) fail(result.error().sentence());
+    return std::move(result).value();
+}
+
+/// `k3pipe up` in a process of its own, stopped at the end.
+class RunningPipeline {
+  public:
+    RunningPipeline(const fs::path& program, const fs::path& config, const std::string& name)
+        : name_(name) {
+        std::string words[] = {program.string(), "up", "-c", config.string(), "--name", name};
+        std::vector<char*> argv;
+        for (std::string& word : words) argv.push_back(word.data());
+        argv.push_back(nullptr);
+        const int error =
+            posix_spawn(&pid_, program.c_str(), nullptr, nullptr, argv.data(), environ);
+        if (error != 0) fail(fmt::format("cannot start {}: {}", program.string(), strerror(error)));
+    }
+    ~RunningPipeline() { stop(); }
+    RunningPipeline(const RunningPipeline&) = delete;
+    RunningPipeline& operator=(const RunningPipeline&) = delete;
+
+    launcher::RunRecord wait_ready(int seconds) {
+        for (const double end = bench::now() + seconds; bench::now() < end;) {
+            int status = 0;
+            if (waitpid(pid_, &status, WNOHANG) == pid_) {
+                pid_ = -1;
+                fail("the pipeline did not start; its own message is above");
+            }
+            auto run = launcher::find_run(launcher::run_base({}), name_);
+            if (run.has_value() && run->has_value() && (*run)->record.state == "ready")
+                return (*run)->record;
+            std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        }
+        stop();
+        fail(fmt::format("the pipeline is not ready after {} s; give it more with --start-s",
+                         seconds));
+    }
+
+  private:
+    void stop() {
+        if (pid_ < 0) return;
+        ::kill(pid_, SIGINT);
+        ::waitpid(pid_, nullptr, 0);
+        pid_ = -1;
+    }
+
+    std::string name_;
+    pid_t pid_ = -1;
+};
+
+using Counts = std::map<std::string, std::uint64_t>;  // "trunk.step_ns", summed over stages
+
+Counts read_counters(const launcher::RunRecord& record) {
+    Counts counts;
+    for (const launcher::StageRecord& stage : record.stages) {
+        transport::Channel::Options options;
+        options.endpoint = stage.endpoint;
+        options.peer = stage.name;
+        auto channel = value_or_fail(transport::Channel::create(std::move(options)));
+        value_or_fail(channel->hello({}, Deadline::after_ms(kAskMs)));
+        const auto statistics = value_or_fail(transport::expect<msg::Statistics>(
+            channel->call(msg::GetStatistics{}, {}, Deadline::after_ms(kAskMs)), stage.name));
+        for (const msg::Counter& counter : statistics.counters)
+            counts[stage.kind + "." + counter.name] += counter.value;
+    }
+    return counts;
+}
+
+class NoOutput final : public launcher::GenerationSink {
+  public:
+    Status accepted(const msg::Accepted&) override { return Status::ok(); }
+    void progress(const msg::PrefillProgress&) override {}
+    Status tokens(const msg::TokenEvent&, std::span<const float>) override { return Status::ok(); }
+};
+
+msg::Finished generate(launcher::GatewayClient& client, std::uint32_t n_prompt,
+                       std::uint32_t n_tokens) {
+    std::vector<std::uint32_t> ids(n_prompt);
+    for (std::uint32_t i = 0; i < n_prompt; ++i) ids[i] = (i * 37 + 11) % 256;
+    msg::Submit submit;
+    submit.input = msg::IdsInput{std::move(ids)};
+    submit.max_tokens = n_tokens;
+    submit.ignore_eos = true;
+    submit.params.temperature = 0;
+    NoOutput sink;
+    return value_or_fail(client.generate(submit, sink, [] { return false; }));
+}
+
+/// Seconds of one phase by who had them. The expert servers work while the trunk computes its
+/// shared experts, so their time is not a summand but part of both.
+struct Phase {
+    std::string name;
+    double wall_s = 0;
+    std::uint64_t n_tokens = 0;
+    double trunk_s = 0;           // the trunk's steps without waiting for experts
+    double wait_s = 0;            // the trunk waiting for expert servers: compute, reads, exchange
+    double expert_compute_s = 0;  // of the slowest server of each call
+    double expert_read_s = 0;
+    double sampler_s = 0;
+    double rest_s = 0;  // gateway, tokenizer and the exchange between services
+};
+
+Phase measure(const std::string& name, const launcher::RunRecord& record,
+              launcher::GatewayClient& client, std::uint32_t n_prompt, std::uint32_t n_tokens) {
+    const Counts before = read_counters(record);
+    const double start = bench::now();
+    const msg::Finished finished = generate(client, n_prompt, n_tokens);
+    Phase phase;
+    phase.name = name;
+    phase.wall_s = bench::now() - start;
+    phase.n_tokens = std::max<std::uint64_t>(finished.n_generated, n_prompt);
+    const Counts after = read_counters(record);
+    const auto seconds = [&](const std::string& counter) {
+        const auto at = after.find(counter);
+        const auto was = before.find(counter);
+        if (at == after.end() || was == before.end()) return 0.0;
+        return static_cast<double>(at->second - was->second) / 1e9;
+    };
+    phase.wait_s = seconds("trunk.expert_wait_ns");
+    phase.trunk_s = seconds("trunk.step_ns") - phase.wait_s;
+    phase.expert_compute_s = seconds("trunk.expert_server_compute_ns");
+    phase.expert_read_s = seconds("trunk.expert_server_read_ns");
+    phase.sampler_s = seconds("sampler.compute_ns");
+    phase.rest_s = phase.wall_s - phase.trunk_s - phase.wait_s - phase.sampler_s;
+    return phase;
+}
+
+nlohmann::json report(const Phase& phase) {
+    const auto share = [&](double s) { return fmt::format("{:5.1f} %", 100 * s / phase.wall_s); };
+    const auto line = [&](const char* what, double s) {
+        fmt::print("  {:<44} {:9.2f} ms  {}\n", what, 1e3 * s / static_cast<double>(phase.n_tokens),
+                   share(s));
+    };
+    fmt::print("\n{}: {} tokens in {:.3f} s, {:.2f} tokens/s; a token:\n", phase.name,
+               phase.n_tokens, phase.wall_s, static_cast<double>(phase.n_tokens) / phase.wall_s);
+    line("trunk kernels", phase.trunk_s);
+    line("trunk waiting for experts", phase.wait_s);
+    line("  (expert servers computing meanwhile)", phase.expert_compute_s);
+    line("  (expert servers reading meanwhile)", phase.expert_read_s);
+    line("sampler", phase.sampler_s);
+    line("gateway, tokenizer, exchange", phase.rest_s);
+    return {{"phase", phase.name},
+            {"tokens", phase.n_tokens},
+            {"wall_s", phase.wall_s},
+            {"trunk_s", phase.trunk_s},
+            {"expert_wait_s", phase.wait_s},
+            {"expert_compute_s", phase.expert_compute_s},
+            {"expert_read_s", phase.expert_read_s},
+            {"sampler_s", phase.sampler_s},
+            {"rest_s", phase.rest_s}};
+}
+
+fs::path write_pipeline_file(const Options& options) {
+    const fs::path path = fs::temp_directory_path() / fmt::format("k3-step-{}.toml", ::getpid());
+    std::ofstream file(path);
+    file << fmt::format(
+        "[pipeline]\nname = \"step\"\nmodel = \"{}\"\n\n[tokenizer]\n\n[sampler]\n\n[experts]\n"
+        "cache_bytes = \"{}\"\n\n[trunk]\n\n[gateway]\n",
+        fs::absolute(options.model).string(), options.expert_cache);
+    file.close();
+    if (!file) fail(fmt::format("cannot write {}", path.string()));
+    return path;
+}
+
+int run(const Options& options, const fs::path& program) {
+    const fs::path config = options.config.empty() ? write_pipeline_file(options) : options.config;
+    nlohmann::json json;
+    {
+        RunningPipeline pipeline(program, config, fmt::format("step-{}", ::getpid()));
+        const launcher::RunRecord record = pipeline.wait_ready(options.start_s);
+        auto client = value_or_fail(launcher::GatewayClient::connect(
+            record.gateway, std::stoull(record.run_id, nullptr, 16), Deadline::after_ms(kAskMs),
+            [] { return false; }));
+        generate(client, 2, 4);  // wakes threads, fills the expert cache
+        const int n_threads = static_cast<int>(std::thread::hardware_concurrency());
+        const double read = bench::read_bandwidth(n_threads);
+        fmt::print("{}; {} threads read {:.1f} GB/s\n", bench::cpu_model(), n_threads, read / 1e9);
+        json["cpu"] = bench::cpu_model();
+        json["read_bytes_per_s"] = read;
+        // A prompt of one token is one step like those that follow.
+        json["phases"].push_back(report(measure("decode", record, client, 1, options.tokens)));
+        json["phases"].push_back(report(measure("prefill", record, client, options.prompt, 1)));
+    }
+    if (options.config.empty()) fs::remove(config);
+    if (options.json_file.empty()) return 0;
+    std::ofstream file(options.json_file);
+    file << json.dump(2) << "\n";
+    file.flush();
+    if (!file) fail(fmt::format("cannot write {}", options.json_file.string()));
+    return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    CLI::App app{"Time of a step through the real pipeline, and who spends it."};
+    Options options;
+    auto* source = app.add_option_group("Pipeline", "one of these is needed");
+    source->add_option("-c,--config", options.config, "pipeline file")->check(CLI::ExistingFile);
+    source->add_option("--model", options.model, "checkpoint; the other settings are the defaults")
+        ->check(CLI::ExistingDirectory);
+    source->require_option(1);
+    app.add_option("--expert-cache", options.expert_cache, "with --model")->capture_default_str();
+    app.add_option("--tokens", options.tokens, "to decode")
+        ->check(CLI::PositiveNumber)
+        ->capture_default_str();
+    app.add_option("--prompt", options.prompt, "tokens to prefill")
+        ->check(CLI::PositiveNumber)
+        ->capture_default_str();
+    app.add_option("--start-s", options.start_s, "longest wait for the pipeline")
+        ->check(CLI::PositiveNumber)
+        ->capture_default_str();
+    app.add_option("--json", options.json_file, "also write the results to this file");
+    CLI11_PARSE(app, argc, argv);
+    const fs::path here = fs::read_symlink("/proc/self/exe").parent_path();
+    return run(options, here.parent_path() / "launcher" / "k3pipe");
+}
