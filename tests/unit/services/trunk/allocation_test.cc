@@ -28,6 +28,12 @@ void* count_and_take(std::size_t bytes) {
 
 void* operator new(std::size_t bytes) { return count_and_take(bytes); }
 void* operator new[](std::size_t bytes) { return count_and_take(bytes); }
+void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
+    return count_and_take(bytes);
+}
+void* operator new[](std::size_t bytes, const std::nothrow_t&) noexcept {
+    return count_and_take(bytes);
+}
 void operator delete(void* memory) noexcept { std::free(memory); }
 void operator delete[](void* memory) noexcept { std::free(memory); }
 void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
