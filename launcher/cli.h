@@ -1,5 +1,5 @@
 #pragma once
-// The command line of k3pipe, parsed into plain structs. The only file that knows CLI11 is cli.cc.
+// The command line of k3pipe, parsed into plain structs. Only cli.cc and cli_flags.cc know CLI11.
 
 #include <cstdint>
 #include <filesystem>

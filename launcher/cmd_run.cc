@@ -12,6 +12,7 @@
 #include <random>
 #include <thread>
 
+#include "common/model/sampling_params.h"
 #include "common/transport/endpoint.h"
 #include "launcher/commands.h"
 #include "launcher/endpoint_probe.h"
@@ -80,11 +81,22 @@ struct Prepared {
     std::optional<std::string> channel;
 };
 
+Error empty_prompt() {
+    return Error{ErrorCode::invalid_argument, "the prompt is empty",
+                 "give at least one character, or one id"};
+}
+
+Status check_prompt(const std::string& text) {
+    return text.empty() ? Status(empty_prompt()) : check_utf8(text, "the prompt");
+}
+
+/// Whatever can be refused without a pipeline is: starting one may take minutes.
 Result<Prepared> prepare(const RunCommand& command) {
     Prepared prepared;
     msg::Submit& submit = prepared.submit;
     if (command.ids.has_value()) {
         ASSIGN_OR_RETURN(std::vector<std::uint32_t> ids, parse_ids(*command.ids));
+        if (ids.empty()) return empty_prompt();
         submit.input = msg::IdsInput{std::move(ids)};
     } else if (command.messages.has_value()) {
         ASSIGN_OR_RETURN(std::string text, read_all(*command.messages));
@@ -104,11 +116,14 @@ Result<Prepared> prepare(const RunCommand& command) {
             prepared.channel = opened_channel(chat);
             submit.input = msg::ChatInput{std::move(chat)};
         } else {
+            RETURN_IF_ERROR(check_prompt(text));
             prepared.echo = text;
             submit.input = msg::TextInput{std::move(text)};
             submit.recognise_specials = command.special;
         }
     }
+    RETURN_IF_ERROR(model::check_sampling_params(command.params));
+    RETURN_IF_ERROR(model::check_n_logprobs(command.n_logprobs));
     submit.params = command.params;
     submit.max_tokens = command.max_tokens;
     submit.stop_strings = command.stops;
@@ -210,7 +225,7 @@ Status check_gateway_listens(const std::string& endpoint) {
 int run_attached(const RunCommand& command, Prepared prepared, const EventLog& events) {
     std::string endpoint = command.gateway;
     if (endpoint.empty()) {
-        auto running = find_running(command.run_dir, command.attach_name);
+        auto running = find_running(command.run_dir, command.attach_name, "--attach NAME");
         if (!running.has_value()) return report(running.error());
         endpoint = running->gateway;
     } else if (Status listens = check_gateway_listens(endpoint); !listens) {

@@ -73,7 +73,7 @@ void print_stage(const StageRecord& stage, const std::optional<Live>& live) {
 
 void print_run(const RunRecord& run) {
     std::int64_t age = std::time(nullptr) - run.started_unix_s;
-    fmt::print("{}: {}, pid {}, since {}, {}\n", run.name, run.state, run.pid, duration_text(age),
+    fmt::print("{}: {}, pid {}, up {}, {}\n", run.name, run.state, run.pid, duration_text(age),
                run.file);
     fmt::print("  {:<14} {:<12} {:>8} {:>8} {:>11} {:>6}  {}\n", "stage", "state", "pid",
                "restarts", "memory", "queue", "endpoint");
@@ -125,7 +125,7 @@ int status(const StatusCommand& command) {
             fmt::print("[]\n");
             return kExitOk;
         }
-        auto running = find_running(command.run_dir, command.name);
+        auto running = find_running(command.run_dir, command.name, "k3pipe status NAME");
         return running.has_value() ? kExitOk : report(running.error());
     }
     json list = json::array();
@@ -144,7 +144,7 @@ int status(const StatusCommand& command) {
 int down(const DownCommand& command) {
     EventLog events(EventLog::Detail::normal);
     std::filesystem::path base = run_base(command.run_dir);
-    auto running = find_running(command.run_dir, command.name);
+    auto running = find_running(command.run_dir, command.name, "k3pipe down NAME");
     if (!running.has_value()) return report(running.error());
     auto pid = static_cast<pid_t>(running->pid);
     if (::kill(pid, SIGTERM) != 0 && errno != ESRCH)

@@ -19,8 +19,8 @@ Result<std::filesystem::path> config_or_default(const std::filesystem::path& giv
     return folder / "demo.toml";
 }
 
-Result<RunningPipeline> find_running(const std::filesystem::path& run_dir,
-                                     const std::string& name) {
+Result<RunningPipeline> find_running(const std::filesystem::path& run_dir, const std::string& name,
+                                     std::string_view naming) {
     std::filesystem::path base = run_base(run_dir);
     std::vector<FoundRun> runs;
     if (name.empty()) {
@@ -34,12 +34,13 @@ Result<RunningPipeline> find_running(const std::filesystem::path& run_dir,
                      name.empty()
                          ? fmt::format("no pipeline runs (looked in {})", base.string())
                          : fmt::format("no pipeline '{}' runs (looked in {})", name, base.string()),
-                     "start one with `k3pipe up -c FILE`"};
+                     "start one with `k3pipe up`, or give the --run-dir that it was started with"};
     if (runs.size() > 1) {
         std::string names;
         for (const FoundRun& run : runs) names += (names.empty() ? "" : ", ") + run.record.name;
         return Error{ErrorCode::invalid_argument,
-                     fmt::format("{} pipelines run: {}", runs.size(), names), "name one of them"};
+                     fmt::format("{} pipelines run: {}", runs.size(), names),
+                     fmt::format("name one of them: {}", naming)};
     }
     const RunRecord& record = runs.front().record;
     return RunningPipeline{record.name, record.gateway, record.pid};

@@ -18,13 +18,14 @@ int report(const Error& error);
 /// The pipeline file to use: `given`, or the shipped demo.toml.
 Result<std::filesystem::path> config_or_default(const std::filesystem::path& given);
 
-/// The gateway of the running pipeline `name`, or of the only one.
-/// Errors: invalid_argument (several run, and none is named), unavailable (none runs).
 struct RunningPipeline {
     std::string name;
     std::string gateway;
     std::int64_t pid = 0;
 };
-Result<RunningPipeline> find_running(const std::filesystem::path& run_dir, const std::string& name);
+/// The running pipeline `name`, or the only one. `naming` is how one is named: "k3pipe down NAME".
+/// Errors: invalid_argument (several run, and none is named), unavailable (none runs).
+Result<RunningPipeline> find_running(const std::filesystem::path& run_dir, const std::string& name,
+                                     std::string_view naming);
 
 }  // namespace k3::launcher

@@ -110,7 +110,8 @@ Status read_pipeline_table(const toml::table& root, PipelineSpec* spec) {
     spec->name = spec->file.stem().string();
     RETURN_IF_ERROR(reader.text("name", &spec->name));
     if (!is_legal_name(spec->name))
-        return reader.wrong(*table, fmt::format("'{}' is not a legal pipeline name", spec->name),
+        return reader.wrong(table->contains("name") ? *table->get("name") : *table,
+                            fmt::format("'{}' is not a legal pipeline name", spec->name),
                             "set name in [pipeline]: letters, digits, - and _, at most 40");
     RETURN_IF_ERROR(reader.path("model", &spec->model));
     RETURN_IF_ERROR(reader.path("run_dir", &spec->run_dir));

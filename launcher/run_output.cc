@@ -192,15 +192,22 @@ Status JsonOutput::error(const Error& error) {
                        {"ids", ids_}});
 }
 
+Status check_utf8(const std::string& text, std::string_view what) {
+    try {
+        (void)json(text).dump();
+        return Status::ok();
+    } catch (const json::exception& e) {
+        return Error{ErrorCode::invalid_argument,
+                     fmt::format("{} is not UTF-8: {}", what, parse_problem(e)),
+                     "convert it first, or give token ids with --ids"};
+    }
+}
+
 Result<std::string> chat_of_text(const std::string& text, const std::string& effort) {
+    RETURN_IF_ERROR(check_utf8(text, "the message"));
     json chat = {{"messages", json::array({{{"role", "user"}, {"content", text}}})}};
     if (!effort.empty()) chat["thinking_effort"] = effort;
-    try {
-        return chat.dump();
-    } catch (const json::exception& e) {
-        return Error{ErrorCode::invalid_argument, "the message is not UTF-8: " + parse_problem(e),
-                     "chat messages are text; give bytes with -p or -f without --chat"};
-    }
+    return chat.dump();
 }
 
 Result<std::string> chat_of_json(const std::string& text, const std::string& effort,

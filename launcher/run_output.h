@@ -80,6 +80,9 @@ class JsonOutput final : public GenerationSink {
     std::string text_;
 };
 
+/// Error: invalid_argument, "<what> is not UTF-8: ..." with the place of the first wrong byte.
+Status check_utf8(const std::string& text, std::string_view what);
+
 /// The JSON of a conversation for the tokenizer: one user message, or the file's content (a list
 /// of messages, or an object) with the effort put in if the file has none.
 /// Errors: invalid_argument (not UTF-8, not JSON, neither list nor object).

@@ -128,6 +128,7 @@ class Planner {
             StagePlan plan;
             plan.kind = stage.kind;
             plan.name = stage.name;
+            if (stage.line > 0) plan.where = fmt::format("{}:{}", spec_.file.string(), stage.line);
             plan.endpoint = endpoints_[stage.kind][i];
             plan.owned = !stage.attached();
             if (plan.owned) RETURN_IF_ERROR(complete(stage, i, &plan));

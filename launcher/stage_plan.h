@@ -16,6 +16,7 @@ namespace k3::launcher {
 struct StagePlan {
     msg::ServiceKind kind = msg::ServiceKind::unknown;
     std::string name;
+    std::string where;              // its table, "file:line"; empty if there is none
     std::string endpoint;           // where it answers
     bool owned = true;              // false: it runs already, only watched
     std::vector<std::string> argv;  // wrapper included; argv[0] is an absolute path

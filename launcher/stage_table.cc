@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/transport/endpoint.h"
 #include "launcher/words.h"
 
 namespace k3::launcher {
@@ -42,6 +43,9 @@ Status read_settings(const TomlTable& reader, std::vector<ServiceSetting>* setti
             return reader.wrong(*node,
                                 fmt::format("{} {} is set by the launcher", reader.heading(), key),
                                 "remove it; endpoints of other stages follow from their tables");
+        if (key == "help" || key == "version" || key == "config")
+            return reader.wrong(*node, fmt::format("{} {} is not a setting", reader.heading(), key),
+                                "settings of a stage stand in its table");
         ServiceSetting setting{key, {}};
         if (const auto* on = node->as_boolean()) {
             if (!on->get()) continue;  // false is the absence of a flag
@@ -75,12 +79,18 @@ Status read_env(TomlTable& reader, StageSpec* stage) {
 
 Status check_endpoint(const TomlTable& reader, const toml::table& table, std::string_view key,
                       const std::string& value) {
-    if (value.empty() || value.starts_with("ipc://") || value.starts_with("tcp://"))
-        return Status::ok();
-    return reader.wrong(
-        *table.get(key),
-        fmt::format("{} {} = '{}' is not an endpoint", reader.heading(), key, value),
-        "write ipc:///path/of/socket or tcp://address:port");
+    if (value.empty()) return Status::ok();
+    auto parsed = transport::parse_endpoint(value);
+    if (!parsed.has_value())
+        return reader.wrong(*table.get(key),
+                            fmt::format("{} {}: {}", reader.heading(), key, parsed.error().message),
+                            parsed.error().remedy);
+    if (parsed->port == "*" || parsed->port == "0")
+        return reader.wrong(*table.get(key),
+                            fmt::format("{} {} = '{}' names no port that others could be told",
+                                        reader.heading(), key, value),
+                            "choose a port number");
+    return Status::ok();
 }
 
 bool is_terminal_tool(const std::vector<std::string>& wrap) {
@@ -127,11 +137,17 @@ Status read_stage(const fs::path& file, const toml::table& table, ServiceKind ki
     stage->restart = restart == "never" ? RestartPolicy::never : RestartPolicy::on_failure;
     RETURN_IF_ERROR(read_env(reader, stage));
     *count = 1;
-    if (kind == ServiceKind::experts || kind == ServiceKind::trunk)
-        RETURN_IF_ERROR(reader.integer("count", 1, 256, count));
+    bool several = kind == ServiceKind::experts || kind == ServiceKind::trunk;
+    if (const toml::node* node = table.get("count"); node != nullptr && !several)
+        return reader.wrong(
+            *node,
+            fmt::format("{} count: a pipeline has one {}", reader.heading(), to_string(kind)),
+            "remove it; trunk and experts may have a count");
+    RETURN_IF_ERROR(reader.integer("count", 1, 256, count));
     RETURN_IF_ERROR(read_settings(reader, &stage->settings));
     bool owned_key = !stage->binary.empty() || !stage->wrap.empty() || !stage->listen.empty() ||
-                     *count != 1 || !stage->settings.empty();
+                     !stage->env.empty() || *count != 1 || !stage->settings.empty() ||
+                     table.contains("restart") || table.contains("terminal");
     if (stage->attached() && owned_key)
         return reader.wrong(
             *table.get("endpoint"),

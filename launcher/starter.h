@@ -27,6 +27,7 @@ struct Ending {
     bool signalled = false;
     int number = 0;            // exit code or signal
     std::string text() const;  // "exit code 3", "signal 9 (Killed)"
+    int exit_code() const noexcept { return signalled ? -1 : number; }
 };
 
 /// A running process, leader of its own group. Move-only by its descriptors.

@@ -162,8 +162,11 @@ void Supervisor::Loop::exited(SupervisedStage& stage, const Ending& ending) {
         if (facts.recent_restarts > 0 && facts.policy != RestartPolicy::never)
             reason += fmt::format(" (after {} restarts within {} s)", facts.recent_restarts,
                                   options_.restart_window_ms / 1000);
-        fail(stage,
-             Error{error_code_of(ending), fmt::format("{}: {}", stage.plan.name, reason), ""});
+        // Bad settings stand in the pipeline file, whatever the service calls them.
+        const bool settings = ending.exit_code() == kExitUsage && !stage.plan.where.empty();
+        std::string where = settings ? fmt::format("{}: ", stage.plan.where) : "";
+        fail(stage, Error{error_code_of(ending),
+                          fmt::format("{}{}: {}", where, stage.plan.name, reason), ""});
         return;
     }
     std::int64_t pause = back_off_ms(facts.recent_restarts);
@@ -188,13 +191,13 @@ void Supervisor::Loop::check_living(SupervisedStage& stage) {
         stage.apply(StageEvent::silent);
         dirty_ = true;
         events_.important(
-            fmt::format("{} ({}) does not answer since {:.0f} s", stage.plan.name,
+            fmt::format("{} ({}) has not answered for {:.0f} s", stage.plan.name,
                         stage.plan.owned ? fmt::format("pid {}", stage.process.pid) : "attached",
                         seconds_between(stage.answered_at, now_)));
     } else if (stage.state == StageState::lost && stage.has_process() && !stage.plan.wrapped &&
                now_ - stage.answered_at > milliseconds(options_.hang_ms) &&
                !is_held_by_someone(stage.process.pid)) {
-        events_.important(fmt::format("{} (pid {}) hangs since {:.0f} s and is killed",
+        events_.important(fmt::format("{} (pid {}) has not answered for {:.0f} s and is killed",
                                       stage.plan.name, stage.process.pid,
                                       seconds_between(stage.answered_at, now_)));
         starter_.signal(stage.process, SIGKILL);

@@ -38,7 +38,7 @@ Status TomlTable::integer(std::string_view key, std::int64_t min, std::int64_t m
         return wrong(
             *node,
             fmt::format("{} {} must be a whole number from {} to {}", heading_, key, min, max),
-            "write a number in that range");
+            "write a number in that range, without quotes");
     *value = found->get();
     return Status::ok();
 }

@@ -76,7 +76,7 @@ class Settings::Impl {
             names.push_back(as_flag ? flag_of(setting.name) : setting.name);
         if (as_flag) names.insert(names.end(), {"--config", "--help", "--version"});
         std::string nearest = nearest_name(word, names);
-        return invalid(fmt::format("{}: unknown setting {}{}", program, word, where),
+        return invalid(fmt::format("unknown setting {}{}", word, where),
                        nearest.empty() ? fmt::format("see {} --help", program)
                                        : fmt::format("did you mean {}?", nearest));
     }
@@ -89,7 +89,7 @@ class Settings::Impl {
             if (!file) throw std::ios_base::failure("cannot open");
             text.assign(std::istreambuf_iterator<char>(path == "-" ? std::cin : file), {});
         } catch (const std::ios_base::failure&) {  // reading a directory throws, too
-            return invalid(fmt::format("{}: cannot read settings file {}", program, path),
+            return invalid(fmt::format("cannot read settings file {}", path),
                            "check the path given to --config");
         }
         try {
@@ -142,7 +142,7 @@ class Settings::Impl {
         for (const Setting& setting : settings)
             for (const std::string& value : setting.given)
                 if (!setting.is_flag && is_flag_name(value))
-                    return invalid(fmt::format("{}: {} needs a value, but {} follows", program,
+                    return invalid(fmt::format("{} needs a value, but {} follows",
                                                flag_of(setting.name), value),
                                    fmt::format("see {} --help", program));
         return Status::ok();
@@ -255,6 +255,12 @@ void Settings::add_list(std::string name, std::vector<std::string>* value, std::
 }
 
 Result<Settings::Action> Settings::parse(int argc, const char* const* argv) {
+    auto action = take_words(argc, argv);
+    if (action.has_value()) return action;
+    return std::move(action).error().with_context(impl_->program);
+}
+
+Result<Settings::Action> Settings::take_words(int argc, const char* const* argv) {
     Impl& impl = *impl_;
     CLI::App app(impl.summary, impl.program);
     app.set_version_flag("--version", std::string(version()));
@@ -279,15 +285,19 @@ Result<Settings::Action> Settings::parse(int argc, const char* const* argv) {
     } catch (const CLI::Success& e) {
         app.exit(e, std::cout, std::cerr);
         return Action::exit;
-    } catch (const CLI::ParseError& e) {
-        return invalid(fmt::format("{}: {}", impl.program, e.what()),
+    } catch (const CLI::ArgumentMismatch& e) {
+        const std::string_view what = e.what();  // "--threads: 1 required INTEGER missing"
+        return invalid(fmt::format("{} {}", what.substr(0, what.find(':')),
+                                   what.ends_with("missing") ? "needs a value" : "takes one value"),
                        fmt::format("see {} --help", impl.program));
+    } catch (const CLI::ParseError& e) {
+        return invalid(e.what(), fmt::format("see {} --help", impl.program));
     }
     RETURN_IF_ERROR(impl.check_flags());
     if (std::vector<std::string> extras = app.remaining(); !extras.empty()) {
         std::string word = extras.front().substr(0, extras.front().find('='));
         if (word.starts_with("-")) RETURN_IF_ERROR(impl.unknown(word, "", true));
-        return invalid(fmt::format("{}: unexpected argument '{}'", impl.program, word),
+        return invalid(fmt::format("unexpected argument '{}'", word),
                        fmt::format("see {} --help", impl.program));
     }
     for (std::size_t i = 0; i < impl.settings.size(); ++i) {
@@ -299,8 +309,7 @@ Result<Settings::Action> Settings::parse(int argc, const char* const* argv) {
     if (!config.empty()) RETURN_IF_ERROR(impl.read_file(config));
     for (const Setting& setting : impl.settings)
         if (setting.required && !setting.seen)
-            return invalid(fmt::format("{}: {} is required: {}", impl.program,
-                                       flag_of(setting.name), setting.help),
+            return invalid(fmt::format("{} is required: {}", flag_of(setting.name), setting.help),
                            fmt::format("see {} --help", impl.program));
     return Action::run;
 }

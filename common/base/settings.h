@@ -41,10 +41,11 @@ class Settings {
                   bool required = false);
 
     enum class Action { run, exit };  // exit: --help or --version has been printed
-    /// Error: invalid_argument.
+    /// Error: invalid_argument, "<program>: ...".
     Result<Action> parse(int argc, const char* const* argv);
 
   private:
+    Result<Action> take_words(int argc, const char* const* argv);
     class Impl;
     std::unique_ptr<Impl> impl_;
 };

@@ -56,7 +56,7 @@ int main(int argc, char** argv) {
     settings.service.name = "experts";
     const auto action = read_settings(argc, argv, settings);
     if (!action.has_value()) {
-        std::fprintf(stderr, "k3-experts: %s\n", action.error().sentence().c_str());
+        std::fprintf(stderr, "%s\n", action.error().sentence().c_str());
         return k3::exit_code(action.error().code);
     }
     if (*action == k3::Settings::Action::exit) return k3::kExitOk;

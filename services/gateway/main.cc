@@ -55,7 +55,7 @@ int main(int argc, char** argv) {
     settings.service.name = "gateway";
     const auto action = read_settings(argc, argv, settings);
     if (!action.has_value()) {
-        std::fprintf(stderr, "k3-gateway: %s\n", action.error().sentence().c_str());
+        std::fprintf(stderr, "%s\n", action.error().sentence().c_str());
         return k3::exit_code(action.error().code);
     }
     if (*action == k3::Settings::Action::exit) return k3::kExitOk;

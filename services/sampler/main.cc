@@ -27,7 +27,7 @@ int main(int argc, char** argv) {
     std::int64_t max_rows = 4096;
     auto action = read_settings(argc, argv, options, max_rows);
     if (!action.has_value()) {
-        std::fprintf(stderr, "k3-sampler: %s\n", action.error().sentence().c_str());
+        std::fprintf(stderr, "%s\n", action.error().sentence().c_str());
         return k3::exit_code(action.error().code);
     }
     if (*action == k3::Settings::Action::exit) return k3::kExitOk;

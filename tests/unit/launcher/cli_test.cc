@@ -2,6 +2,8 @@
 
 #include <doctest/doctest.h>
 
+#include <iostream>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -40,6 +42,56 @@ TEST_CASE("a typo in a verb or a flag names what was meant") {
     CHECK(refusal({"run", "--promt=x"}) == "run: unknown flag '--promt'; did you mean --prompt?");
     CHECK(refusal({"up", "--nmae", "x"}) == "up: unknown flag '--nmae'; did you mean --name?");
     CHECK(refusal({"frobnicate"}) == "unknown verb 'frobnicate'; see k3pipe --help");
+}
+
+TEST_CASE("a word that nobody understands comes with what was probably meant") {
+    CHECK(refusal({"up", "demo.toml"}) ==
+          "up: unknown argument 'demo.toml'; a pipeline file is given with -c demo.toml");
+    CHECK(refusal({"run", "What is 3 + 4?"}) ==
+          "run: unknown argument 'What is 3 + 4?'; the prompt is given with -p, in quotes");
+    CHECK(refusal({"-c", "demo.toml", "up"}) ==
+          "flag '-c' stands before the verb up; write k3pipe up -c ...");
+    CHECK(refusal({"down", "a", "b"}) == "down: unknown argument 'b'; see k3pipe down --help");
+    CHECK(refusal({"run", "-p", "x", "--", "y"}).find("unknown argument 'y'") != std::string::npos);
+}
+
+TEST_CASE("a value that cannot be is refused with the range, an absent one by its flag") {
+    CHECK(refusal({"run", "-p", "x", "--max-tokens", "-1"}) ==
+          "run: --max-tokens: '-1' is not a whole number from 0 to 4294967295; see k3pipe run "
+          "--help");
+    CHECK(refusal({"run", "-p", "x", "--temperature", "hot"}).find("'hot' is not a number") !=
+          std::string::npos);
+    CHECK(refusal({"run", "-p", "x", "--chat", "--effort", "some"})
+              .find("'some' is not one of off, low, high, max") != std::string::npos);
+    CHECK(refusal({"run", "-p"}) == "run: --prompt needs a value; see k3pipe run --help");
+    CHECK(refusal({"run", "-p", "x", "--seed", "1", "--seed", "2"}) ==
+          "run: --seed takes one value; see k3pipe run --help");
+    // A variable of a script that is not set must not mean the default.
+    CHECK(refusal({"up", "-c", ""}) == "up: --config is empty; see k3pipe up --help");
+    CHECK(refusal({"status", ""}) == "status: name is empty; see k3pipe status --help");
+    CHECK(refusal({"run", "-p", "x", "--stop", ""}).find("--stop is empty") != std::string::npos);
+    CHECK(run_of({"-p", "x", "--seed", "18446744073709551615"}).params.seed ==
+          18446744073709551615ULL);
+}
+
+TEST_CASE("help is there for every verb, also without dashes") {
+    for (std::vector<const char*> words : {std::vector<const char*>{"--help"},
+                                           {"help"},
+                                           {"up", "-h"},
+                                           {"help", "run"},
+                                           {"--version"},
+                                           {}}) {
+        std::ostringstream printed;
+        std::streambuf* old = std::cout.rdbuf(printed.rdbuf());
+        auto parsed = parse(words);
+        std::cout.rdbuf(old);
+        REQUIRE(parsed.has_value());
+        CHECK(std::holds_alternative<NothingCommand>(*parsed));
+        CHECK_FALSE(printed.str().empty());
+        CHECK(printed.str().find("\n\n\n") == std::string::npos);
+        if (words.size() == 2 && std::string(words[0]) == "help")
+            CHECK(printed.str().find("--max-tokens N") != std::string::npos);
+    }
 }
 
 TEST_CASE("exactly one prompt is needed") {

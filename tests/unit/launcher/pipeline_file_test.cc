@@ -110,9 +110,25 @@ TEST_CASE("a mistake in the file is one sentence with its line") {
         CHECK(test::contains(refusal("[pipeline]\n[trunk]\nrestart = 'always'\n"),
                              "on-failure, never"));
     }
+    SUBCASE("an endpoint that nobody could be told") {
+        CHECK(test::contains(refusal("[pipeline]\n[trunk]\nlisten = 'tcp://127.0.0.1:*'\n"),
+                             "file.toml:3: [trunk] listen = 'tcp://127.0.0.1:*' names no port"));
+        CHECK(test::contains(
+            refusal("[pipeline]\n[trunk]\nendpoint = 'ipc://'\n"),
+            "file.toml:3: [trunk] endpoint: endpoint \"ipc://\" names no socket file"));
+    }
+    SUBCASE("what stages of this kind or settings of any kind cannot have") {
+        CHECK(test::contains(refusal("[pipeline]\n[sampler]\ncount = 2\n"),
+                             "file.toml:3: [sampler] count: a pipeline has one sampler"));
+        CHECK(
+            test::contains(refusal("[pipeline]\n[trunk]\nhelp = true\n"), "help is not a setting"));
+        CHECK(test::contains(
+            refusal("[pipeline]\n[trunk]\nendpoint = 'ipc:///x'\nenv = { A = 'b' }\n"),
+            "no effect"));
+    }
     SUBCASE("an endpoint that is none") {
         CHECK(test::contains(refusal("[pipeline]\n[trunk]\nendpoint = '/tmp/x'\n"),
-                             "is not an endpoint"));
+                             "has no known transport"));
     }
     SUBCASE("settings of a process that is not started") {
         CHECK(test::contains(refusal("[pipeline]\n[trunk]\nendpoint = 'ipc:///x'\nthreads = 2\n"),

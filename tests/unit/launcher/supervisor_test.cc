@@ -105,6 +105,11 @@ TEST_CASE("bad settings and a bad model end the pipeline with the service's own 
         code = 2;
         expected = "trunk: fake_service: cannot be started like this";
     }
+    SUBCASE("settings of a table in a file") {
+        bench.add_pair({"--complain"}).where = "/some/file.toml:7";
+        code = 2;
+        expected = "/some/file.toml:7: trunk: fake_service: cannot be started like this";
+    }
     bench.start();
     Status ready = bench.supervisor().wait_ready();
     REQUIRE_FALSE(ready.has_value());

@@ -1,0 +1,277 @@
+#include "launcher/cli_flags.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <charconv>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "common/base/settings.h"
+
+namespace k3::launcher {
+
+namespace {
+
+constexpr const char* kAbout = "Runs Kimi K3 on CPUs as a pipeline of cooperating processes.";
+
+constexpr const char* kExamples =
+    "Examples:\n"
+    "  k3pipe run -p \"The capital of France is\"      start the demo, answer, stop\n"
+    "  k3pipe up -c pipeline.toml                     start and watch until Ctrl-C\n"
+    "  k3pipe run --attach -p \"Hello\"                 ask the pipeline that runs\n"
+    "  k3pipe status                                  what runs, stage by stage\n"
+    "  k3pipe plan -c pipeline.toml                   what would start, and its memory\n\n"
+    "k3pipe VERB --help lists the flags of a verb.\n";
+
+constexpr const char* kRunAbout =
+    "Generate a continuation or an answer.\n"
+    "The text goes to stdout as it comes, the rest to stderr. Starts a pipeline of its own and "
+    "stops\n"
+    "it afterwards, unless told to use a running one.";
+
+constexpr const char* kRunExamples =
+    "Examples:\n"
+    "  k3pipe run -p \"The capital of France is\"\n"
+    "  k3pipe run --chat -p \"What is 8 + 9?\" --effort low\n"
+    "  k3pipe run -f prompt.txt --temperature 0.7 --seed 1 --max-tokens 200\n"
+    "  k3pipe run --attach -p \"Hello\" --json\n";
+
+/// One line for each verb; the rest of its description is its own --help.
+class HelpFormatter final : public CLI::Formatter {
+  public:
+    HelpFormatter() { column_width(34); }
+    /// Without the empty lines that CLI11 puts in pairs.
+    std::string make_help(const CLI::App* app, std::string name,
+                          CLI::AppFormatMode mode) const override {
+        std::string text = Formatter::make_help(app, std::move(name), mode);
+        for (std::size_t at = 0; (at = text.find("\n\n\n", at)) != std::string::npos;)
+            text.erase(at, 1);
+        return text;
+    }
+    std::string make_usage(const CLI::App* app, std::string name) const override {
+        if (!app->get_subcommands({}).empty()) return "\nUsage: k3pipe VERB [FLAGS]\n";
+        std::string words;
+        for (const CLI::Option* option : app->get_options())
+            if (option->get_positional())
+                words += option->get_required() ? fmt::format(" {}", option->get_name())
+                                                : fmt::format(" [{}]", option->get_name());
+        return fmt::format("\nUsage: {} [FLAGS]{}\n", name, words);
+    }
+    std::string make_subcommand(const CLI::App* verb) const override {
+        std::string about = verb->get_description();
+        return fmt::format("  {:<10}{}\n", verb->get_name(), about.substr(0, about.find('\n')));
+    }
+};
+
+CLI::Validator whole_number(std::uint64_t max) {
+    auto check = [max](std::string& text) -> std::string {
+        std::uint64_t number = 0;
+        auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), number);
+        if (code == std::errc{} && end == text.data() + text.size() && number <= max) return "";
+        return fmt::format("'{}' is not a whole number from 0 to {}", text, max);
+    };
+    return {check, ""};
+}
+
+CLI::Validator any_number() {
+    auto check = [](std::string& text) -> std::string {
+        float number = 0;
+        auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), number);
+        if (code == std::errc{} && end == text.data() + text.size()) return "";
+        return fmt::format("'{}' is not a number", text);
+    };
+    return {check, ""};
+}
+
+CLI::Validator one_of(std::vector<std::string> choices) {
+    auto check = [choices = std::move(choices)](std::string& text) -> std::string {
+        if (std::find(choices.begin(), choices.end(), text) != choices.end()) return "";
+        return fmt::format("'{}' is not one of {}", text, fmt::join(choices, ", "));
+    };
+    return {check, ""};
+}
+
+CLI::Validator count() { return whole_number(std::numeric_limits<std::uint32_t>::max()); }
+
+void add_config(CLI::App* verb, std::filesystem::path* config, std::filesystem::path* run_dir) {
+    verb->add_option("-c,--config", *config, "pipeline file [the shipped demo.toml]")
+        ->option_text("FILE");
+    verb->add_option("--run-dir", *run_dir,
+                     "folder of run directories [${XDG_RUNTIME_DIR:-/tmp}/k3pipe-<uid>]")
+        ->option_text("DIR");
+}
+
+void add_run_dir(CLI::App* verb, std::filesystem::path* run_dir) {
+    verb->add_option("--run-dir", *run_dir, "folder of run directories, as given to up")
+        ->option_text("DIR");
+}
+
+void add_input(CLI::App* verb, RawCommands& raw) {
+    RunCommand& run = raw.run;
+    verb->option_defaults()->group("Prompt, exactly one of");
+    verb->add_option("-p,--prompt", run.prompt, "the text to continue")->option_text("TEXT");
+    verb->add_option("-f,--file", run.prompt_file, "read it from a file; - is standard input")
+        ->option_text("FILE");
+    verb->add_option("--ids", run.ids, "token ids instead of text: 1,2,3")->option_text("IDS");
+    verb->add_option("--messages", run.messages,
+                     "a conversation: a JSON list of messages, or an object with messages, tools, "
+                     "thinking_effort, response_format")
+        ->option_text("FILE.json");
+    verb->option_defaults()->group("How the prompt is meant");
+    verb->add_flag("--chat", run.chat, "the text is a user's message in a conversation");
+    verb->add_option("--effort", raw.effort, "thinking before the answer in a chat [off]")
+        ->check(one_of({"off", "low", "high", "max"}))
+        ->option_text("off|low|high|max");
+    verb->add_flag("--special", run.special,
+                   "text that spells a special token becomes that token [it stays text]");
+}
+
+void add_sampling(CLI::App* verb, RunCommand& run) {
+    verb->option_defaults()->group("Generation");
+    msg::SamplingParams& params = run.params;
+    verb->add_option("--max-tokens", run.max_tokens,
+                     "stop after so many tokens; 0: at a stop or the end of the context [256]")
+        ->option_text("N")
+        ->check(count());
+    verb->add_option("--temperature", params.temperature,
+                     "0 is greedy: always the likeliest token [0, or 1 with any filter below]")
+        ->option_text("T")
+        ->check(any_number());
+    verb->add_option("--top-k", params.top_k, "only the K likeliest [off]")
+        ->option_text("K")
+        ->check(count());
+    verb->add_option("--top-p", params.top_p, "only the likeliest that sum to P [off]")
+        ->option_text("P")
+        ->check(any_number());
+    verb->add_option("--min-p", params.min_p, "only those with P times the largest [off]")
+        ->option_text("P")
+        ->check(any_number());
+    verb->add_option("--repetition-penalty", params.repetition_penalty, "of seen tokens [1: off]")
+        ->option_text("X")
+        ->check(any_number());
+    verb->add_option("--presence-penalty", params.presence_penalty, "of generated tokens [0: off]")
+        ->option_text("X")
+        ->check(any_number());
+    verb->add_option("--frequency-penalty", params.frequency_penalty,
+                     "for each time a token was generated [0: off]")
+        ->option_text("X")
+        ->check(any_number());
+    verb->add_option("--seed", params.seed, "of the random choices [a new one, which is printed]")
+        ->option_text("N")
+        ->check(whole_number(std::numeric_limits<std::uint64_t>::max()));
+    verb->add_option("--stop", run.stops, "end before this text; may be given several times")
+        ->expected(1)
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+        ->option_text("TEXT");
+    verb->add_flag("--ignore-eos", run.ignore_eos, "go on after the model's own stop tokens");
+}
+
+void add_output(CLI::App* verb, RawCommands& raw) {
+    RunCommand& run = raw.run;
+    verb->option_defaults()->group("Output");
+    verb->add_flag("--json", run.json,
+                   "JSON lines on stdout: accepted, tokens..., and last finished with everything");
+    verb->add_option("--logprobs", run.n_logprobs, "with --json: so many alternatives per token")
+        ->option_text("N")
+        ->check(count());
+    verb->add_flag("--raw", run.raw, "in a chat, print the markers of the chat format too");
+    verb->add_option("--logits-out", run.logits_out,
+                     "write the logits of every generated token: .npy, [n, vocab_size] float32")
+        ->option_text("FILE");
+    verb->add_flag("--prompt-logits", run.prompt_logits,
+                   "with --logits-out: those of every prompt position first");
+    verb->add_flag("-v,--verbose", run.verbose, "also print what the services log");
+    verb->option_defaults()->group("Pipeline");
+    add_config(verb, &run.config, &run.run_dir);
+    verb->add_option("--attach", raw.attach, "use a running pipeline [the only one]")
+        ->expected(0, 1)
+        ->option_text("[NAME]");
+    verb->add_option("--gateway", run.gateway, "use the gateway at this endpoint")
+        ->option_text("ENDPOINT");
+}
+
+void add_synth(CLI::App* verb, SynthCommand& synth) {
+    model::SyntheticOptions& options = synth.options;
+    verb->add_option("directory", synth.directory, "where; it must not exist yet")
+        ->required()
+        ->option_text(" ");
+    verb->add_option("--layers", options.n_layers, "4 to 93 [5]")->option_text("N")->check(count());
+    verb->add_option("--experts", options.n_experts, "of a layer: 16 to 896 [64]")
+        ->option_text("N")
+        ->check(count());
+    verb->add_option("--vocab", options.vocab_size, "vocabulary rows: 512 to 163840 [4096]")
+        ->option_text("N")
+        ->check(count());
+    verb->add_option("--seed", options.seed, "of the random weights [1]")
+        ->option_text("N")
+        ->check(whole_number(std::numeric_limits<std::uint64_t>::max()));
+}
+
+void add_examples(CLI::App* verb, std::string text) { verb->footer(fmt::format("\n{}", text)); }
+
+void declare_verbs(CLI::App& app, RawCommands& raw, Verbs* verbs) {
+    verbs->run = app.add_subcommand("run", kRunAbout);
+    add_examples(verbs->run, kRunExamples);
+    add_input(verbs->run, raw);
+    add_sampling(verbs->run, raw.run);
+    add_output(verbs->run, raw);
+
+    verbs->up = app.add_subcommand("up",
+                                   "Start a pipeline and watch it until Ctrl-C or `k3pipe "
+                                   "down`.");
+    add_examples(verbs->up, "Example: k3pipe up -c configs/tiny-three-experts.toml\n");
+    add_config(verbs->up, &raw.up.config, &raw.up.run_dir);
+    verbs->up->add_option("--name", raw.up.name, "call it so [name in the file]")
+        ->option_text("NAME");
+    verbs->up->add_flag("-v,--verbose", raw.up.verbose, "also print what the services log");
+
+    verbs->status = app.add_subcommand("status", "Show what runs, stage by stage.");
+    add_examples(verbs->status, "Example: k3pipe status demo\n");
+    verbs->status->add_option("name", raw.status.name, "only this pipeline [all]")
+        ->option_text(" ");
+    verbs->status->add_flag("--json", raw.status.json, "as JSON");
+    add_run_dir(verbs->status, &raw.status.run_dir);
+
+    verbs->down = app.add_subcommand("down", "Stop a running pipeline and wait until it is gone.");
+    add_examples(verbs->down, "Example: k3pipe down demo\n");
+    verbs->down->add_option("name", raw.down.name, "which one [the only one]")->option_text(" ");
+    add_run_dir(verbs->down, &raw.down.run_dir);
+
+    verbs->plan = app.add_subcommand(
+        "plan", "Show what would be started: command lines to copy, memory, bytes read per token.");
+    add_examples(verbs->plan, "Example: k3pipe plan -c configs/demo.toml\n");
+    add_config(verbs->plan, &raw.plan.config, &raw.plan.run_dir);
+    verbs->plan->add_option("--name", raw.plan.name, "call it so [name in the file]")
+        ->option_text("NAME");
+
+    verbs->synth = app.add_subcommand(
+        "synth", "Write a checkpoint of random weights in the released layout, for benchmarks.");
+    add_examples(verbs->synth, "Example: k3pipe synth /var/tmp/k3-synthetic      11.5 GB\n");
+    add_synth(verbs->synth, raw.synth);
+}
+
+}  // namespace
+
+std::unique_ptr<CLI::App> declare_command_line(RawCommands& raw, Verbs* verbs) {
+    auto app = std::make_unique<CLI::App>(kAbout, "k3pipe");
+    app->formatter(std::make_shared<HelpFormatter>());
+    app->footer(fmt::format("\n{}", kExamples));
+    declare_verbs(*app, raw, verbs);
+    for (CLI::App* verb : app->get_subcommands({})) {
+        verb->allow_extras();
+        verb->group("Verbs");
+        // Listed last: everything else is what people look for.
+        verb->set_help_flag();
+        verb->option_defaults()->group("Other");
+        verb->set_help_flag("-h,--help", "print this");
+    }
+    app->set_help_flag("-h,--help", "print this");
+    app->set_version_flag("--version", fmt::format("k3pipe {}", version()), "print the version");
+    app->allow_extras();
+    return app;
+}
+
+}  // namespace k3::launcher
