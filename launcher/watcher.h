@@ -64,7 +64,7 @@ class Watcher {
         std::int64_t eager_ms = 10;    // pause between questions until it is ready
         std::int64_t steady_ms = 500;  // and afterwards
         // Nobody has to listen at an attached endpoint for so long: one script may start both.
-        std::int64_t absence_ms = 300;
+        std::int64_t absence_ms = 700;
     };
     /// Starts the thread. `mailbox` must outlive this. Error: invalid_argument (endpoint).
     static Result<std::unique_ptr<Watcher>> start(Options options, Mailbox& mailbox);

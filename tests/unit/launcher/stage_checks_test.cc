@@ -74,6 +74,7 @@ TEST_CASE("an attached endpoint is watched, not owned") {
         REQUIRE(starter.has_value());
         auto process = (*starter)->start({"trunk", trunk.argv, {}, false});
         REQUIRE(process.has_value());
+        REQUIRE(bench.wait_for([&] { return fs::exists(bench.file("trunk.sock")); }));
         trunk.owned = false;
         bench.start();
         CHECK(bench.supervisor().wait_ready().has_value());
@@ -90,6 +91,7 @@ TEST_CASE("an attached endpoint is watched, not owned") {
         argv.back() = "sampler";
         auto process = (*starter)->start({"sampler", argv, {}, false});
         REQUIRE(process.has_value());
+        REQUIRE(bench.wait_for([&] { return fs::exists(bench.file("trunk.sock")); }));
         trunk.owned = false;
         bench.start();
         Status ready = bench.supervisor().wait_ready();
