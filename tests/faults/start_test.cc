@@ -38,11 +38,11 @@ TEST_CASE("stages that do not fit together are refused, naming them") {
                                   "[[experts]]\nname = 'left'\nshare = '0/2'\n[[experts]]\n"
                                   "name = 'right'\nshare = '1/2'\nmodel = '" +
                                       demo_model_dir().string() + "'\n"),
-                      3, {"different", "right"});
+                      3, {"serve different checkpoints (fingerprints", "right"});
     }
     SUBCASE("an expert held by nobody") {
         check_refused(world, pipeline_of(world, tiny(), "[experts]\nshare = 'experts 0-22'\n"), 3,
-                      {"expert", "23"});
+                      {"expert 23"});
     }
     SUBCASE("a share that cannot be") {
         check_refused(world, pipeline_of(world, tiny(), "[experts]\nshare = 'experts 0-24'\n"), 2,
@@ -56,7 +56,7 @@ TEST_CASE("stages that do not fit together are refused, naming them") {
         check_refused(
             world,
             pipeline_of(world, tiny(), "[[trunk]]\nlayers = '0-4'\n[[trunk]]\nlayers = '6-12'\n"),
-            3, {"layer"});
+            3, {"'trunk-0' serves layers 0-4 of 13", "'trunk-1' after it layers 6-12 of 13"});
     }
 }
 
