@@ -20,7 +20,7 @@ constexpr std::size_t kStreams = 8;
 constexpr std::size_t kStreamBytes = 16384;  // a bf16 row of 8,192 columns
 constexpr std::size_t kBlock = kStreams * kStreamBytes;
 
-volatile std::uint64_t g_sink = 0;  // keeps the compiler from dropping the reads
+volatile std::uint64_t g_read_sink = 0;  // keeps the compiler from dropping the reads
 
 #if defined(__x86_64__)
 __attribute__((target("avx512f"))) std::uint64_t read_avx512(const std::uint8_t* from,
@@ -111,7 +111,7 @@ double read_pass(std::span<const std::uint8_t> bytes, int n_threads) {
     for (std::size_t part = 0; part < parts; ++part) {
         const std::size_t first = part * n_blocks / parts * kBlock;
         const std::size_t last = (part + 1) * n_blocks / parts * kBlock;
-        g_sink = read_all(bytes.data() + first, last - first);
+        g_read_sink = read_all(bytes.data() + first, last - first);
     }
     return now() - start;
 }
