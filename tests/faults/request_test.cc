@@ -54,8 +54,8 @@ TEST_CASE("a request that cannot be served is refused in a sentence, and the nex
     refused({"-f", world.write("long.toml", megabyte).string()}, 2, {"333336 ids", "4096"});
     refused({"-f", world.write("word.toml", std::string(1000000, 'a')).string()}, 2,
             {"1000000 ids", "4096"});
-    refused({"-p", "x", "--temperature", "-1"}, 2, {"temperature -1 is outside", "10"});
-    refused({"-p", "x", "--top-p", "7"}, 2, {"top_p 7 is outside", "1"});
+    refused({"-p", "x", "--temperature", "-1"}, 2, {"temperature -1 is not allowed", "10"});
+    refused({"-p", "x", "--top-p", "7"}, 2, {"top_p 7 is not allowed", "1"});
     refused({"--messages", world.write("m.toml", "[{\"role\":\"nobody\"}]").string()}, 2,
             {"nobody"});
     refused({"--messages", world.write("m.toml", "[{").string()}, 2, {"not JSON"});
