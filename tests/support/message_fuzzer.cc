@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <optional>
 #include <set>
+#include <string_view>
 #include <utility>
 
 #include "common/base/deadline.h"
@@ -171,6 +172,12 @@ class Fuzzer {
             if (!send({msg::encode({0, ++call_id_, msg::DropSession{session}}), {}})) return;
     }
 
+    static int counter(const msg::Statistics& statistics, std::string_view name) {
+        for (const auto& counter : statistics.counters)
+            if (counter.name == name) return static_cast<int>(counter.value);
+        return 0;
+    }
+
     void settle(const msg::Pong& before) {
         const Deadline deadline = Deadline::after_ms(options_.settle_ms);
         while (report_.problem.empty()) {
@@ -188,6 +195,8 @@ class Fuzzer {
             else if (deadline.expired())
                 report_.problem = std::to_string(statistics->queued) +
                                   " requests still wait in the service's queue";
+            if (statistics != nullptr)
+                report_.n_malformed = counter(*statistics, "transport_malformed_messages");
             if (report_.alive) return;
             ::zmq_poll(nullptr, 0, 10);
         }

@@ -36,7 +36,9 @@ struct FuzzOptions {
 
 struct FuzzReport {
     int n_sent = 0;
-    int n_failures = 0;   // error replies that came back
+    int n_malformed = 0;  // messages the service could not decode, by its own counter
+    int n_failures =
+        0;  // error replies that came back: a server drops those of a client that floods it
     int n_answers = 0;    // other replies
     bool alive = false;   // same instance as before, answers Ping, and its queue has run empty
     std::string problem;  // why not

@@ -366,7 +366,8 @@ TEST_CASE("damaged messages neither stop the server nor change its answers") {
     const test::FuzzReport report = test::fuzz_service(fuzz);
     CHECK_MESSAGE(report.alive, report.problem);
     CHECK(report.n_sent >= 2500);
-    CHECK(report.n_failures > 500);
+    CHECK(report.n_malformed > 500);
+    CHECK(report.n_failures > 0);
     const auto after = server.call(9, rows, picks);
     REQUIRE_MESSAGE(after.has_value(), (after.has_value() ? "" : after.error().sentence()));
     CHECK(*after == *before);

@@ -36,7 +36,8 @@ TEST_CASE("thousands of damaged messages do not stop the gateway") {
     const test::FuzzReport report = test::fuzz_service(options);
     CHECK_MESSAGE(report.alive, report.problem);
     CHECK(report.n_sent == 2000);
-    CHECK(report.n_failures > 500);
+    CHECK(report.n_malformed > 500);
+    CHECK(report.n_failures > 0);
 
     const auto again = client.generate(test::submit_text("before and after", 8));
     REQUIRE_FALSE(again.error);
