@@ -14,6 +14,7 @@
 #include <map>
 
 #include "common/base/fd.h"
+#include "common/base/hash.h"
 #include "common/model/synthetic_config.h"
 #include "common/storage/file.h"
 #include "common/storage/safetensors_writer.h"
@@ -27,13 +28,6 @@ namespace fs = std::filesystem;
 
 constexpr std::size_t kChunkBytes = std::size_t{8} << 20U;
 constexpr std::uint32_t kReleased[] = {93, 896, 163840};
-
-std::uint64_t splitmix(std::uint64_t x) noexcept {
-    x += 0x9e3779b97f4a7c15ULL;
-    x = (x ^ (x >> 30U)) * 0xbf58476d1ce4e5b9ULL;
-    x = (x ^ (x >> 27U)) * 0x94d049bb133111ebULL;
-    return x ^ (x >> 31U);
-}
 
 /// How the eight bytes at a time of a tensor become weights.
 struct Recipe {
@@ -95,7 +89,7 @@ Recipe recipe_of(const TensorSpec& tensor, const ModelConfig& config) {
 void fill(const Recipe& recipe, std::uint64_t key, std::uint64_t at, std::span<std::byte> out) {
     for (std::size_t i = 0; i < out.size(); i += 8) {
         const std::uint64_t index = (at + i) / 8;
-        std::uint64_t word = splitmix(key + index * 0x2545f4914f6cdd1dULL);
+        std::uint64_t word = splitmix_finalise(key + index * 0x9e3779b97f4a7c15ULL);
         if (recipe.kind == Recipe::Kind::bits) {
             word = (word & recipe.keep) | recipe.set;
         } else {

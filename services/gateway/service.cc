@@ -7,6 +7,7 @@
 #include <utility>
 #include <variant>
 
+#include "common/base/hash.h"
 #include "common/base/log.h"
 
 namespace k3::gateway {
@@ -15,12 +16,6 @@ namespace {
 
 constexpr std::int64_t kIdleMs = 1000;   // between signs of life of the stages
 constexpr std::int64_t kMissingMs = 20;  // between looks for a missing stage
-
-std::uint64_t scatter(std::uint64_t x) {  // the finaliser of splitmix64
-    x = (x ^ (x >> 30U)) * 0xbf58476d1ce4e5b9ULL;
-    x = (x ^ (x >> 27U)) * 0x94d049bb133111ebULL;
-    return x ^ (x >> 31U);
-}
 
 }  // namespace
 
@@ -122,7 +117,7 @@ void Service::submit(transport::Request& request, msg::Submit& submit) {
     }
     auto entry = std::make_unique<GenerationRequest>();
     // Not guessable from another request's: a client cancels only what it started.
-    entry->handle = scatter(server_.instance() + ++n_handles_);
+    entry->handle = splitmix_finalise(server_.instance() + ++n_handles_);
     entry->submit = std::move(submit);
     entry->client = request.responder;
     entry->arrived = Clock::now();

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <optional>
 
+#include "common/base/hash.h"
 #include "common/base/log.h"
 
 namespace k3::gateway {
@@ -25,17 +26,12 @@ constexpr std::size_t kDropBatch = 8;     // the queues in between are short
 
 constexpr unsigned kSessionBits = 16;  // of a session's number count within this gateway
 
-std::uint64_t hash_step(std::uint64_t x) {  // the finaliser of splitmix64
-    x = (x ^ (x >> 30U)) * 0xbf58476d1ce4e5b9ULL;
-    x = (x ^ (x >> 27U)) * 0x94d049bb133111ebULL;
-    return x ^ (x >> 31U);
-}
-
 }  // namespace
 
 std::uint64_t first_session(const std::string& endpoint, std::uint64_t run_id) noexcept {
-    std::uint64_t hash = hash_step(run_id + 1);
-    for (const char c : endpoint) hash = hash_step(hash + static_cast<unsigned char>(c) + 1);
+    std::uint64_t hash = splitmix_finalise(run_id + 1);
+    for (const char c : endpoint)
+        hash = splitmix_finalise(hash + static_cast<unsigned char>(c) + 1);
     return (hash << kSessionBits) | 1U;
 }
 
