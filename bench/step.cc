@@ -19,6 +19,7 @@
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <thread>
 
 #include "bench/machine.h"
@@ -45,10 +46,12 @@ struct Options {
     fs::path json_file;
 };
 
-[[noreturn]] void fail(const std::string& sentence) {
-    fmt::print(stderr, "step: {}\n", sentence);
-    std::exit(1);
-}
+/// Thrown, so that the pipeline and the file of a run that fails are cleaned up on the way out.
+struct Failure {
+    std::string sentence;
+};
+
+[[noreturn]] void fail(std::string sentence) { throw Failure{std::move(sentence)}; }
 
 template <typename T>
 T value_or_fail(Result<T> result) {
@@ -204,20 +207,39 @@ nlohmann::json report(const Phase& phase) {
             {"rest_s", phase.rest_s}};
 }
 
-fs::path write_pipeline_file(const Options& options) {
-    const fs::path path = fs::temp_directory_path() / fmt::format("k3-step-{}.toml", ::getpid());
-    std::ofstream file(path);
+/// The pipeline file that --model stands for; gone with this object.
+class PipelineFile {
+  public:
+    explicit PipelineFile(const Options& options) { write(options); }
+    ~PipelineFile() {
+        std::error_code ignored;
+        fs::remove(path_, ignored);
+    }
+    PipelineFile(const PipelineFile&) = delete;
+    PipelineFile& operator=(const PipelineFile&) = delete;
+
+    const fs::path& path() const noexcept { return path_; }
+
+  private:
+    void write(const Options& options) const;
+
+    fs::path path_ = fs::temp_directory_path() / fmt::format("k3-step-{}.toml", ::getpid());
+};
+
+void PipelineFile::write(const Options& options) const {
+    std::ofstream file(path_);
     file << fmt::format(
         "[pipeline]\nname = \"step\"\nmodel = \"{}\"\n\n[tokenizer]\n\n[sampler]\n\n[experts]\n"
         "cache_bytes = \"{}\"\n\n[trunk]\n\n[gateway]\n",
         fs::absolute(options.model).string(), options.expert_cache);
     file.close();
-    if (!file) fail(fmt::format("cannot write {}", path.string()));
-    return path;
+    if (!file) fail(fmt::format("cannot write {}", path_.string()));
 }
 
 int run(const Options& options, const fs::path& program) {
-    const fs::path config = options.config.empty() ? write_pipeline_file(options) : options.config;
+    std::optional<PipelineFile> written;
+    if (options.config.empty()) written.emplace(options);
+    const fs::path& config = written ? written->path() : options.config;
     nlohmann::json json;
     {
         RunningPipeline pipeline(program, config, fmt::format("step-{}", ::getpid()));
@@ -235,7 +257,6 @@ int run(const Options& options, const fs::path& program) {
         json["phases"].push_back(report(measure("decode", record, client, 1, options.tokens)));
         json["phases"].push_back(report(measure("prefill", record, client, options.prompt, 1)));
     }
-    if (options.config.empty()) fs::remove(config);
     if (options.json_file.empty()) return 0;
     std::ofstream file(options.json_file);
     file << json.dump(2) << "\n";
@@ -267,5 +288,10 @@ int main(int argc, char** argv) {
     app.add_option("--json", options.json_file, "also write the results to this file");
     CLI11_PARSE(app, argc, argv);
     const fs::path here = fs::read_symlink("/proc/self/exe").parent_path();
-    return run(options, here.parent_path() / "launcher" / "k3pipe");
+    try {
+        return run(options, here.parent_path() / "launcher" / "k3pipe");
+    } catch (const Failure& failure) {
+        fmt::print(stderr, "step: {}\n", failure.sentence);
+        return 1;
+    }
 }
