@@ -4,6 +4,7 @@
 #include <string>
 
 #include "common/base/check.h"
+#include "common/kernels/isa.h"
 #include "common/kernels/variants.h"
 
 namespace k3::kernels {
@@ -25,18 +26,18 @@ KernelTables find_tables() noexcept {
     return found;
 }
 
-const KernelTable& choose_table() noexcept {
+Result<const KernelTable*> choose_table() {
     const KernelTables available = find_tables();
     const char* wanted = std::getenv("K3_ISA");
-    if (wanted == nullptr || *wanted == '\0') return *available.tables[available.count - 1];
+    if (wanted == nullptr || *wanted == '\0') return available.tables[available.count - 1];
     std::string names;
     for (std::size_t i = 0; i < available.count; ++i) {
-        if (std::string(wanted) == available.tables[i]->isa) return *available.tables[i];
+        if (std::string(wanted) == available.tables[i]->isa) return available.tables[i];
         names += std::string(i == 0 ? "" : ", ") + available.tables[i]->isa;
     }
-    K3_CHECK(false, "K3_ISA is '" + std::string(wanted) + "', but this build on this CPU has " +
-                        names + "; unset K3_ISA to use the best");
-    return scalar_table();
+    return Error{ErrorCode::invalid_argument,
+                 "K3_ISA is '" + std::string(wanted) + "', but this build on this CPU has " + names,
+                 "unset K3_ISA to use the best"};
 }
 
 }  // namespace
@@ -62,8 +63,17 @@ Matrix Matrix::rows(std::size_t first, std::size_t count) const noexcept {
 }
 
 const KernelTable& kernels() noexcept {
-    static const KernelTable& table = choose_table();
+    static const KernelTable& table = []() -> const KernelTable& {
+        auto chosen = choose_table();
+        K3_CHECK(chosen.has_value(), chosen.error().sentence());
+        return **chosen;
+    }();
     return table;
+}
+
+Status check_isa() {
+    auto chosen = choose_table();
+    return chosen.has_value() ? Status::ok() : Status(std::move(chosen).error());
 }
 
 KernelTables available_kernels() noexcept { return find_tables(); }

@@ -114,7 +114,7 @@ inline constexpr std::size_t kAttentionBlock = 64;
 
 /// Highest instruction set allowed: K3_ISA=scalar|avx2|avx512, or everything this CPU has.
 /// The process's table, filled at the first call (call it from main before threads start).
-/// An unknown K3_ISA or one that this CPU lacks aborts with a sentence.
+/// Aborts if K3_ISA is unknown or this CPU lacks it: check_isa() of isa.h asks before.
 const KernelTable& kernels() noexcept;
 
 /// Every table this CPU can run, scalar first: for bit-equality tests and benchmarks.

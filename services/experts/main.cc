@@ -5,6 +5,7 @@
 #include "common/base/log.h"
 #include "common/base/settings.h"
 #include "common/kernels/idle_threads.h"
+#include "common/kernels/isa.h"
 #include "common/kernels/kernel_table.h"
 #include "common/kernels/parallel.h"
 #include "common/transport/service_options.h"
@@ -68,6 +69,8 @@ int main(int argc, char** argv) {
         k3::transport::Server::create(settings.service.server(k3::msg::ServiceKind::experts));
     if (!server.has_value()) return k3::transport::fail(server.error(), nullptr);
 
+    if (auto isa = k3::kernels::check_isa(); !isa.has_value())
+        return k3::transport::fail(isa.error(), server->get());
     (*server)->set_progress(0, "opening " + settings.model);
     const auto model = k3::model::open_model(settings.model);
     if (!model.has_value()) return k3::transport::fail(model.error(), server->get());

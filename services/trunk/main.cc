@@ -13,6 +13,7 @@
 #include "common/base/memory.h"
 #include "common/base/settings.h"
 #include "common/kernels/idle_threads.h"
+#include "common/kernels/isa.h"
 #include "common/kernels/parallel.h"
 #include "common/model/load.h"
 #include "common/transport/service_options.h"
@@ -155,6 +156,7 @@ Result<std::uint64_t> session_budget(const TrunkSettings& settings) {
 }
 
 Status build(const TrunkSettings& settings, transport::Server& server, Parts& parts) {
+    RETURN_IF_ERROR(kernels::check_isa());
     kernels::set_threads(static_cast<int>(settings.threads));
     ASSIGN_OR_RETURN(parts.model, model::open_model(settings.model));
     parts.model.config.mla.lora_norm_eps = static_cast<float>(settings.mla_norm_eps);

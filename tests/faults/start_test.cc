@@ -52,6 +52,10 @@ TEST_CASE("stages that do not fit together are refused, naming them") {
         check_refused(world, pipeline_of(world, tiny(), "[trunk]\nthraeds = 2\n"), 2,
                       {"thraeds", "threads"});
     }
+    SUBCASE("an instruction set that does not exist") {
+        check_refused(world, pipeline_of(world, tiny(), "[experts]\nenv = { K3_ISA = 'sse9' }\n"),
+                      2, {"K3_ISA is 'sse9'", "scalar"});
+    }
     SUBCASE("a layer that no trunk stage computes") {
         check_refused(
             world,

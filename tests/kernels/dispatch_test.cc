@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "common/kernels/isa.h"
 #include "common/kernels/kernel_table.h"
 #include "common/kernels/parallel.h"
 
@@ -75,6 +76,21 @@ TEST_CASE("an unknown K3_ISA aborts with a sentence that names what there is") {
     CHECK(WIFSIGNALED(result.status));
     CHECK(result.message.find("K3_ISA is 'sse9'") != std::string::npos);
     CHECK(result.message.find("scalar") != std::string::npos);
+}
+
+TEST_CASE("check_isa refuses the same in one sentence") {
+    const char* before = std::getenv("K3_ISA");
+    const std::string kept = before == nullptr ? "" : before;
+    setenv("K3_ISA", "sse9", 1);
+    const Status refused = check_isa();
+    setenv("K3_ISA", "scalar", 1);
+    const Status fine = check_isa();
+    setenv("K3_ISA", kept.c_str(), 1);  // empty: the best
+    CHECK(fine.has_value());
+    REQUIRE_FALSE(refused.has_value());
+    CHECK(refused.error().code == ErrorCode::invalid_argument);
+    CHECK(refused.error().sentence().find("K3_ISA is 'sse9'") != std::string::npos);
+    CHECK(refused.error().sentence().find("scalar") != std::string::npos);
 }
 
 TEST_CASE("rows of a matrix start at the right byte and scale") {
