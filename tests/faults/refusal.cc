@@ -58,6 +58,7 @@ void check_refused_command(const World& world, const std::vector<std::string>& a
         CHECK(ended.out.empty());
         for (const std::string& part : parts) CHECK(has(ended.sentence(), part));
         CHECK(count_lines(ended.err, parts) == 1);  // said once, whoever else found it too
+        CHECK(count_lines(ended.err, {}) <= 2);     // what is started, and the sentence
         prompt =
             ended.seconds < kPromptSeconds || ended.seconds < kPromptSeconds + sound_seconds(world);
     }
