@@ -1,7 +1,6 @@
 // `k3pipe run`: one request, through a pipeline of its own or one that runs.
 
 #include <fmt/format.h>
-#include <sys/signalfd.h>
 #include <unistd.h>
 
 #include <charconv>
@@ -231,16 +230,11 @@ int run_attached(const RunCommand& command, Prepared prepared, const EventLog& e
     } else if (Status listens = check_gateway_listens(endpoint); !listens) {
         return report(listens.error());
     }
-    auto signals = take_stop_signals();
+    auto signals = StopSignals::take();
     if (!signals.has_value()) return report(signals.error());
-    bool interrupted = false;
-    auto give_up = [&signals, &interrupted] {
-        signalfd_siginfo info = {};
-        interrupted = interrupted || ::read(signals->get(), &info, sizeof info) > 0;
-        return interrupted;
-    };
-    int code = generate(command, std::move(prepared), endpoint, 0, events, give_up);
-    if (interrupted) events.important("interrupted");
+    int code = generate(command, std::move(prepared), endpoint, 0, events,
+                        [&signals] { return signals->came(); });
+    if (signals->came()) events.important("interrupted");
     return code;
 }
 

@@ -3,41 +3,35 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <csignal>
 #include <cstdio>
+#include <utility>
 
 #include "common/model/synthetic.h"
 #include "launcher/commands.h"
+#include "launcher/stop_signals.h"
 
 namespace k3::launcher {
 
 namespace {
 
-volatile std::sig_atomic_t g_interrupted = 0;
-
-void interrupt(int) { g_interrupted = 1; }
-
-void catch_interrupts() {
-    struct sigaction action = {};
-    action.sa_handler = interrupt;
-    for (const int number : {SIGINT, SIGTERM, SIGHUP}) ::sigaction(number, &action, nullptr);
-}
-
 /// One line on a terminal, rewritten at every percent.
 class Progress {
   public:
+    explicit Progress(StopSignals signals) : signals_(std::move(signals)) {}
+
     bool operator()(std::uint64_t done, std::uint64_t total) {
         const auto percent = static_cast<int>(done * 100 / total);
         if (terminal_ && percent != shown_)
             fmt::print(stderr, "\r{:3} % of {:.1f} GB", percent, static_cast<double>(total) / 1e9);
         shown_ = percent;
-        return g_interrupted == 0;
+        return !signals_.came();
     }
     void end() const {
         if (terminal_ && shown_ >= 0) fmt::print(stderr, "\r\033[K");
     }
 
   private:
+    StopSignals signals_;
     bool terminal_ = ::isatty(STDERR_FILENO) == 1;
     int shown_ = -1;
 };
@@ -47,8 +41,9 @@ class Progress {
 int synth(const SynthCommand& command) {
     auto plan = model::plan_synthetic(command.options);
     if (!plan) return report(plan.error());
-    catch_interrupts();
-    Progress progress;
+    auto signals = StopSignals::take();
+    if (!signals) return report(signals.error());
+    Progress progress(*std::move(signals));
     const Status written = model::write_synthetic(*plan, command.directory, std::ref(progress));
     progress.end();
     if (!written) {

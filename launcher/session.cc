@@ -1,12 +1,8 @@
 #include "launcher/session.h"
 
 #include <fmt/format.h>
-#include <signal.h>
-#include <sys/signalfd.h>
 #include <unistd.h>
 
-#include <cerrno>
-#include <cstring>
 #include <ctime>
 #include <random>
 
@@ -20,19 +16,6 @@ std::uint64_t new_run_id() {
     std::random_device device;
     std::uint64_t id = (static_cast<std::uint64_t>(device()) << 32U) | device();
     return id | (1ULL << 63U);  // so that every run id has the same number of digits
-}
-
-Result<Fd> take_stop_signals() {
-    ::signal(SIGPIPE, SIG_IGN);
-    ::signal(SIGTTOU, SIG_IGN);  // a debugger in front may own the terminal while we report
-    sigset_t stop;
-    ::sigemptyset(&stop);
-    for (int number : {SIGINT, SIGTERM, SIGHUP}) ::sigaddset(&stop, number);
-    ::pthread_sigmask(SIG_BLOCK, &stop, nullptr);
-    Fd fd(::signalfd(-1, &stop, SFD_CLOEXEC | SFD_NONBLOCK));
-    if (fd.valid()) return fd;
-    return Error{ErrorCode::io, fmt::format("cannot make a signalfd: {}", std::strerror(errno)),
-                 "raise the limit of open files (ulimit -n)"};
 }
 
 Result<std::unique_ptr<Session>> Session::open(const Options& options, const EventLog& events) {
@@ -56,7 +39,7 @@ Status Session::open_parts(const Options& options, const PipelineSpec& spec,
     ASSIGN_OR_RETURN(PipelinePlan plan, make_plan(spec, base / name, run_id_));
     plan.name = name;
     // From here on a Ctrl-C waits until the supervisor reads it, so nothing is left half made.
-    ASSIGN_OR_RETURN(signals_, take_stop_signals());
+    ASSIGN_OR_RETURN(signals_, StopSignals::take());
     ASSIGN_OR_RETURN(directory_, RunDirectory::acquire(base, name));
     for (const std::string& dead : sweep_dead_runs(base))
         events.normal(fmt::format("swept the run directory of {}, which is dead", dead));
@@ -80,7 +63,7 @@ Status Session::open_parts(const Options& options, const PipelineSpec& spec,
     supervise.max_restarts = static_cast<std::size_t>(spec.max_restarts);
     supervise.restart_window_ms = spec.restart_window_s * 1000;
     supervise.forward_errors = options.forward_errors;
-    supervise.signal_fd = signals_.get();
+    supervise.signal_fd = signals_.fd();
     auto on_change = [this, &events](const std::string& state,
                                      const std::vector<StageRecord>& stages) {
         record_.state = state;

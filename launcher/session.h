@@ -6,20 +6,16 @@
 #include <memory>
 #include <string>
 
-#include "common/base/fd.h"
 #include "common/base/result.h"
 #include "launcher/events.h"
 #include "launcher/janitor.h"
 #include "launcher/pipeline_file.h"
 #include "launcher/run_directory.h"
 #include "launcher/starter.h"
+#include "launcher/stop_signals.h"
 #include "launcher/supervisor.h"
 
 namespace k3::launcher {
-
-/// Blocks SIGINT, SIGTERM and SIGHUP in this and all later threads and returns a signalfd for
-/// them; ignores SIGPIPE and SIGTTOU. Must come before any thread. Error: io.
-Result<Fd> take_stop_signals();
 
 class Session {
   public:
@@ -51,7 +47,7 @@ class Session {
     std::uint64_t run_id_ = 0;
     std::unique_ptr<RunDirectory> directory_;
     std::unique_ptr<Janitor> janitor_;
-    Fd signals_;
+    StopSignals signals_;
     std::unique_ptr<ProcessStarter> starter_;
     RunRecord record_;
     std::unique_ptr<Supervisor> supervisor_;
