@@ -28,16 +28,6 @@ const std::string* setting(const StagePlan& stage, std::string_view name) {
     return nullptr;
 }
 
-std::uint64_t bytes_of(const std::vector<model::TensorSpec>& tensors) {
-    std::uint64_t sum = 0;
-    for (const model::TensorSpec& tensor : tensors) {
-        std::uint64_t bytes = storage::size_of(tensor.dtype);
-        for (std::uint64_t extent : tensor.shape) bytes *= extent;
-        sum += bytes;
-    }
-    return sum;
-}
-
 /// Layers [first, last] of a trunk stage.
 struct Range {
     std::uint32_t first;
@@ -60,7 +50,7 @@ Range layers_of(const StagePlan& stage, const model::ModelConfig& config) {
 std::uint64_t trunk_bytes(const model::ModelConfig& config, Range range) {
     std::uint64_t sum = 0;
     for (std::uint32_t layer = range.first; layer <= range.last; ++layer)
-        sum += bytes_of(model::trunk_layer_tensors(config, layer));
+        sum += storage::total_bytes(model::trunk_layer_tensors(config, layer));
     // The first stage holds the embedding, the last one the head; model-level tensors are both.
     std::vector<model::TensorSpec> level = model::model_level_tensors(config);
     bool first = range.first == 0;
@@ -69,7 +59,7 @@ std::uint64_t trunk_bytes(const model::ModelConfig& config, Range range) {
         bool embedding = tensor.name.find("embed_tokens") != std::string::npos;
         return embedding ? !first : !last;
     });
-    return sum + bytes_of(level);
+    return sum + storage::total_bytes(level);
 }
 
 /// State of one session in these layers: fixed bytes, and bytes for each position.

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 #include <xxhash.h>
@@ -107,10 +108,6 @@ void fill(const Recipe& recipe, std::uint64_t key, std::uint64_t at, std::span<s
     }
 }
 
-std::uint64_t bytes_of(const TensorSpec& tensor) {
-    return storage::NewTensor{tensor.name, tensor.dtype, tensor.shape}.bytes();
-}
-
 std::vector<TensorSpec> layer_shard(const ModelConfig& config, std::uint32_t layer) {
     std::vector<TensorSpec> tensors = trunk_layer_tensors(config, layer);
     if (!config.is_moe(layer)) return tensors;
@@ -138,7 +135,8 @@ Status check_options(const SyntheticOptions& options) {
     return Status::ok();
 }
 
-/// A directory under a temporary name that disappears unless it is kept.
+/// A directory that is DIR.partial, locked, until it is kept, and disappears if it is not. One that
+/// a killed process left is taken over.
 class NewDirectory {
   public:
     static Result<NewDirectory> create(const fs::path& directory) {
@@ -147,16 +145,28 @@ class NewDirectory {
             return Error{ErrorCode::invalid_argument,
                          fmt::format("{} exists already", directory.string()),
                          "choose another directory or remove it"};
-        NewDirectory made(directory);
-        if (!fs::create_directories(made.partial_, failure)) {
-            const int reason = failure ? failure.value() : EEXIST;
-            const fs::path where = std::exchange(made.partial_, {});
-            return storage::system_error(reason, "create", where);
-        }
+        // "a/b/" has an empty file name.
+        NewDirectory made(directory.has_filename() ? directory : directory.parent_path());
+        fs::path partial = made.final_;
+        partial += ".partial";
+        fs::create_directories(partial, failure);
+        if (failure) return storage::system_error(failure.value(), "create", partial);
+        made.lock_ = Fd(::open(partial.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+        if (!made.lock_.valid()) return storage::system_error(errno, "open", partial);
+        if (::flock(made.lock_.get(), LOCK_EX | LOCK_NB) != 0)
+            return Error{ErrorCode::resource_exhausted,
+                         fmt::format("{} is being written by another process", directory.string()),
+                         "wait for it, stop it, or choose another directory"};
+        made.partial_ = partial;
+        for (const fs::directory_entry& left : fs::directory_iterator(partial, failure))
+            fs::remove_all(left, failure);
+        if (failure) return storage::system_error(failure.value(), "empty", partial);
         return made;
     }
     NewDirectory(NewDirectory&& other) noexcept
-        : final_(std::move(other.final_)), partial_(std::exchange(other.partial_, {})) {}
+        : final_(std::move(other.final_)),
+          partial_(std::exchange(other.partial_, {})),
+          lock_(std::move(other.lock_)) {}
     NewDirectory(const NewDirectory&) = delete;
     NewDirectory& operator=(const NewDirectory&) = delete;
     NewDirectory& operator=(NewDirectory&&) = delete;
@@ -176,15 +186,11 @@ class NewDirectory {
     }
 
   private:
-    explicit NewDirectory(const fs::path& directory) : final_(directory) {
-        // "a/b/" has an empty file name.
-        partial_ = directory.has_filename() ? directory : directory.parent_path();
-        final_ = partial_;
-        partial_ += ".partial-" + std::to_string(::getpid());
-    }
+    explicit NewDirectory(fs::path directory) : final_(std::move(directory)) {}
 
     fs::path final_;
     fs::path partial_;
+    Fd lock_;
 };
 
 Status check_space(const fs::path& directory, std::uint64_t bytes) {
@@ -230,11 +236,8 @@ class ShardWriter {
         : plan_(plan), progress_(progress), chunk_(kChunkBytes) {}
 
     Status write(const SyntheticShard& shard, const fs::path& directory) {
-        std::vector<storage::NewTensor> tensors;
-        for (const TensorSpec& tensor : shard.tensors)
-            tensors.push_back({tensor.name, tensor.dtype, tensor.shape});
         ASSIGN_OR_RETURN(auto file,
-                         storage::SafetensorsWriter::create(directory / shard.file, tensors));
+                         storage::SafetensorsWriter::create(directory / shard.file, shard.tensors));
         for (const TensorSpec& tensor : shard.tensors) RETURN_IF_ERROR(write(tensor, *file));
         return file->finish();
     }
@@ -244,7 +247,7 @@ class ShardWriter {
         const Recipe recipe = recipe_of(tensor, plan_.config);
         const std::uint64_t key =
             XXH3_64bits_withSeed(tensor.name.data(), tensor.name.size(), plan_.options.seed);
-        const std::uint64_t bytes = bytes_of(tensor);
+        const std::uint64_t bytes = tensor.bytes();
         for (std::uint64_t at = 0; at < bytes; at += kChunkBytes) {
             const std::span<std::byte> chunk =
                 std::span(chunk_).first(std::min<std::uint64_t>(kChunkBytes, bytes - at));
@@ -278,7 +281,7 @@ Result<SyntheticPlan> plan_synthetic(const SyntheticOptions& options) {
         shard.file = fmt::format("model-{:05}-of-{:06}.safetensors", i + 1, n_shards);
         shard.tensors =
             i < options.n_layers ? layer_shard(plan.config, i) : model_level_tensors(plan.config);
-        for (const TensorSpec& tensor : shard.tensors) shard.bytes += bytes_of(tensor);
+        shard.bytes = storage::total_bytes(shard.tensors);
         plan.bytes += shard.bytes;
         plan.shards.push_back(std::move(shard));
     }

@@ -13,11 +13,7 @@
 
 namespace k3::model {
 
-struct TensorSpec {
-    std::string name;
-    storage::DType dtype;
-    std::vector<std::uint64_t> shape;
-};
+using storage::TensorSpec;
 
 inline constexpr std::string_view kEmbeddingTensor = "language_model.model.embed_tokens.weight";
 inline constexpr std::string_view kHeadTensor = "language_model.lm_head.weight";

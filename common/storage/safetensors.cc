@@ -212,6 +212,18 @@ std::size_t size_of(DType dtype) noexcept {
     return 1;
 }
 
+std::uint64_t TensorSpec::bytes() const noexcept {
+    std::uint64_t bytes = size_of(dtype);
+    for (const std::uint64_t size : shape) bytes *= size;
+    return bytes;
+}
+
+std::uint64_t total_bytes(std::span<const TensorSpec> tensors) noexcept {
+    std::uint64_t total = 0;
+    for (const TensorSpec& tensor : tensors) total += tensor.bytes();
+    return total;
+}
+
 Shape::Shape(std::span<const std::uint64_t> sizes)
     : n_dims_(static_cast<std::uint32_t>(sizes.size())) {
     K3_CHECK(sizes.size() <= kMaxDims, fmt::format("{} dimensions", sizes.size()));

@@ -52,6 +52,18 @@ bool same_shape(std::span<const std::uint64_t> a, std::span<const std::uint64_t>
 /// "[96, 40]".
 std::string to_string(std::span<const std::uint64_t> shape);
 
+/// A tensor as somebody expects or wants it, wherever it may lie.
+struct TensorSpec {
+    std::string name;
+    DType dtype = DType::u8;
+    std::vector<std::uint64_t> shape;  // at most Shape::kMaxDims sizes
+
+    std::uint64_t bytes() const noexcept;
+};
+
+/// Payload of all of them.
+std::uint64_t total_bytes(std::span<const TensorSpec> tensors) noexcept;
+
 struct TensorInfo {
     std::string_view name;  // lives in the pool: as long as the Checkpoint
     Shape shape;

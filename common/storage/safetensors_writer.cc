@@ -23,10 +23,10 @@ std::filesystem::path partial_name(const std::filesystem::path& path) {
 
 /// The header of the format, its length word included, padded so that the data start at a multiple
 /// of 8. Names hold no characters that JSON escapes.
-std::string header_of(const std::vector<NewTensor>& tensors) {
+std::string header_of(const std::vector<TensorSpec>& tensors) {
     std::string json = "{";
     std::uint64_t at = 0;
-    for (const NewTensor& tensor : tensors) {
+    for (const TensorSpec& tensor : tensors) {
         json += fmt::format("{}\"{}\":{{\"dtype\":\"{}\",\"shape\":[{}],\"data_offsets\":[{},{}]}}",
                             at == 0 ? "" : ",", tensor.name, to_string(tensor.dtype),
                             fmt::join(tensor.shape, ","), at, at + tensor.bytes());
@@ -55,21 +55,15 @@ Error write_error(int error_number, const std::filesystem::path& path, std::uint
 
 }  // namespace
 
-std::uint64_t NewTensor::bytes() const noexcept {
-    std::uint64_t bytes = size_of(dtype);
-    for (const std::uint64_t size : shape) bytes *= size;
-    return bytes;
-}
-
 Result<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::create(
-    const std::filesystem::path& path, const std::vector<NewTensor>& tensors) {
+    const std::filesystem::path& path, const std::vector<TensorSpec>& tensors) {
     const std::filesystem::path partial = partial_name(path);
     Fd fd(::open(partial.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
     if (!fd.valid()) return system_error(errno, "create", partial);
     std::unique_ptr<SafetensorsWriter> writer(new SafetensorsWriter(path, std::move(fd)));
     const std::string header = header_of(tensors);
     writer->file_bytes_ = header.size();
-    for (const NewTensor& tensor : tensors) writer->file_bytes_ += tensor.bytes();
+    for (const TensorSpec& tensor : tensors) writer->file_bytes_ += tensor.bytes();
     RETURN_IF_ERROR(writer->append(std::as_bytes(std::span(header))));
     return writer;
 }

@@ -18,20 +18,12 @@
 
 namespace k3::storage {
 
-struct NewTensor {
-    std::string name;
-    DType dtype = DType::u8;
-    std::vector<std::uint64_t> shape;  // at most Shape::kMaxDims sizes
-
-    std::uint64_t bytes() const noexcept;
-};
-
 class SafetensorsWriter {
   public:
     /// Writes the header. The data follow in the order of `tensors`, without gaps.
     /// Errors: io (also a full disk: path, bytes wanted and free).
-    static Result<std::unique_ptr<SafetensorsWriter>> create(const std::filesystem::path& path,
-                                                             const std::vector<NewTensor>& tensors);
+    static Result<std::unique_ptr<SafetensorsWriter>> create(
+        const std::filesystem::path& path, const std::vector<TensorSpec>& tensors);
     ~SafetensorsWriter();
     SafetensorsWriter(const SafetensorsWriter&) = delete;
     SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;

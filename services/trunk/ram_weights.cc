@@ -10,14 +10,6 @@ namespace k3::trunk {
 
 namespace {
 
-constexpr const char* kEmbedding = "language_model.model.embed_tokens.weight";
-
-std::uint64_t bytes_of(const model::TensorSpec& spec) {
-    std::uint64_t bytes = storage::size_of(spec.dtype);
-    for (std::uint64_t length : spec.shape) bytes *= length;
-    return bytes;
-}
-
 /// Reports before each part and adds its bytes after it.
 class Reporter {
   public:
@@ -41,10 +33,10 @@ class Reporter {
 std::uint64_t RamWeights::bytes_to_load(const model::ModelConfig& config, LayerRange range) {
     std::uint64_t total = 0;
     for (std::uint32_t layer = range.first; layer < range.end(); ++layer)
-        for (const auto& spec : model::trunk_layer_tensors(config, layer)) total += bytes_of(spec);
+        for (const auto& spec : model::trunk_layer_tensors(config, layer)) total += spec.bytes();
     for (const auto& spec : model::model_level_tensors(config))
-        if (spec.name == kEmbedding ? range.is_first() : range.is_last(config))
-            total += bytes_of(spec);
+        if (spec.name == model::kEmbeddingTensor ? range.is_first() : range.is_last(config))
+            total += spec.bytes();
     return total;
 }
 
@@ -77,7 +69,8 @@ Result<std::unique_ptr<RamWeights>> RamWeights::load(const storage::Checkpoint& 
     if (range.is_first()) {
         RETURN_IF_ERROR(report.begin("embedding"));
         const std::uint64_t shape[] = {config.vocab_size, config.hidden_size};
-        ASSIGN_OR_RETURN(weights->embedding_, read(kEmbedding, storage::DType::bf16, shape));
+        ASSIGN_OR_RETURN(weights->embedding_,
+                         read(std::string(model::kEmbeddingTensor), storage::DType::bf16, shape));
     }
     if (range.is_last(config)) {
         RETURN_IF_ERROR(report.begin("output head"));

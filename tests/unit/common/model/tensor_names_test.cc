@@ -41,16 +41,6 @@ ModelConfig released() {
     return c;
 }
 
-std::uint64_t bytes_of(std::span<const TensorSpec> specs) {
-    std::uint64_t total = 0;
-    for (const TensorSpec& spec : specs) {
-        std::uint64_t bytes = storage::size_of(spec.dtype);
-        for (std::uint64_t size : spec.shape) bytes *= size;
-        total += bytes;
-    }
-    return total;
-}
-
 std::string shape_of(std::span<const TensorSpec> specs, const std::string& name) {
     for (const TensorSpec& spec : specs)
         if (spec.name == name)
@@ -62,7 +52,7 @@ TEST_CASE("the released sizes give the counts and bytes of the released shards")
     const ModelConfig c = released();
     auto layer_bytes = [&](std::uint32_t layer) {
         std::uint64_t experts = c.is_moe(layer) ? expert_bytes(c) * c.moe.n_experts : 0;
-        return bytes_of(trunk_layer_tensors(c, layer)) + experts;
+        return storage::total_bytes(trunk_layer_tensors(c, layer)) + experts;
     };
     // Spec section 2.1: tensors and payload bytes of each kind of shard.
     CHECK(trunk_layer_tensors(c, 0).size() == 23);
@@ -72,9 +62,9 @@ TEST_CASE("the released sizes give the counts and bytes of the released shards")
     CHECK(layer_bytes(0) == 2'341'213'184);
     CHECK(layer_bytes(1) == 16'990'092'800);
     CHECK(layer_bytes(3) == 16'566'684'160);
-    CHECK(bytes_of(model_level_tensors(c)) == 4'697'663'488);
+    CHECK(storage::total_bytes(model_level_tensors(c)) == 4'697'663'488);
     CHECK(expert_bytes(c) == 17'547'264);
-    std::uint64_t total = bytes_of(model_level_tensors(c));
+    std::uint64_t total = storage::total_bytes(model_level_tensors(c));
     for (std::uint32_t layer = 0; layer < 93; ++layer) total += layer_bytes(layer);
     CHECK(total == 1'559'965'606'912);
 }
@@ -82,7 +72,7 @@ TEST_CASE("the released sizes give the counts and bytes of the released shards")
 TEST_CASE("an expert's six tensors come in order and add up to its bytes") {
     const ModelConfig c = released();
     auto tensors = expert_tensors(c, 7, 13);
-    CHECK(bytes_of(tensors) == expert_bytes(c));
+    CHECK(storage::total_bytes(tensors) == expert_bytes(c));
     const std::string prefix = "language_model.model.layers.7.block_sparse_moe.experts.13.";
     const char* names[] = {"w1.weight_packed", "w1.weight_scale",  "w2.weight_packed",
                            "w2.weight_scale",  "w3.weight_packed", "w3.weight_scale"};
