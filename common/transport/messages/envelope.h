@@ -45,9 +45,9 @@ using BodyVariant =
 class Body : public BodyVariant {
   public:
     Body();
-    template <typename T>
-    requires(!std::is_base_of_v<BodyVariant, std::remove_cvref_t<T>>)
-        Body(T&& message)  // NOLINT(google-explicit-constructor): a message is a body
+    template <typename T,
+              typename = std::enable_if_t<!std::is_base_of_v<BodyVariant, std::remove_cvref_t<T>>>>
+    Body(T&& message)  // NOLINT(google-explicit-constructor): a message is a body
         : BodyVariant(std::in_place_type<std::remove_cvref_t<T>>, std::forward<T>(message)) {}
     Body(const Body&);
     Body(Body&&) noexcept;
