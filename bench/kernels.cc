@@ -181,7 +181,11 @@ int main(int argc, char** argv) {
     app.add_option("--seconds", options.seconds, "time per measurement")
         ->check(CLI::PositiveNumber)
         ->capture_default_str();
-    CLI11_PARSE(app, argc, argv);
+    try {
+        app.parse(argc, argv);
+    } catch (const CLI::ParseError& error) {
+        return app.exit(error) == 0 ? 0 : 2;
+    }
     Benchmark benchmark(options);
     benchmark.run();
     if (!benchmark.write_json()) {

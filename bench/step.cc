@@ -286,7 +286,11 @@ int main(int argc, char** argv) {
         ->check(CLI::PositiveNumber)
         ->capture_default_str();
     app.add_option("--json", options.json_file, "also write the results to this file");
-    CLI11_PARSE(app, argc, argv);
+    try {
+        app.parse(argc, argv);
+    } catch (const CLI::ParseError& error) {
+        return app.exit(error) == 0 ? 0 : 2;
+    }
     const fs::path here = fs::read_symlink("/proc/self/exe").parent_path();
     try {
         return run(options, here.parent_path() / "launcher" / "k3pipe");
