@@ -82,7 +82,8 @@ TEST_CASE("every corrupt expert ends the requests that need it, and only those")
         // Seen by a client; and what does not need that expert is served, before and after.
         std::size_t n_refused = 0;
         for (const auto& [name, prompt] : prompts.items()) {
-            CAPTURE(name);
+            const auto& seen = name;  // clang 14 lets no lambda take the binding itself
+            CAPTURE(seen);
             Answer answer = pipeline.ask(request_of(prompt, 1));
             if (uses(name, fault)) {
                 REQUIRE(answer.error.has_value());

@@ -284,7 +284,9 @@ TEST_CASE("foreign bytes and unknown layouts are told apart") {
             {offsetof(ArenaHeader, n_slots), ~std::uint64_t{0}},
             {offsetof(ArenaHeader, data_offset), 0},
             {offsetof(ArenaHeader, data_offset), ~std::uint64_t{0}}};
-        for (const auto& [offset, value] : damages) {
+        for (const auto& damage : damages) {
+            const std::size_t offset = damage.first;
+            const std::uint64_t value = damage.second;
             CAPTURE(offset);
             CAPTURE(value);
             auto own = make_arena(own_name("sizes"));

@@ -201,7 +201,8 @@ TEST_CASE("settings that cannot be meant end a service with code 2 and one sente
         {{"--lifeline-fd", "777"}, "lifeline"},
         {{"--no-such-flag", "1"}, "no-such-flag"}};
     for (const auto& [arguments, word] : cases) {
-        CAPTURE(word);
+        const auto& seen = word;  // clang 14 lets no lambda take the binding itself
+        CAPTURE(seen);
         PeerProcess process(sockets.endpoint("s"), arguments);
         CHECK(process.wait_for_exit(kPatienceMs) == kExitUsage);
         CHECK(process.log().find(word) != std::string::npos);

@@ -148,7 +148,8 @@ TEST_CASE("the prompts of the tiny model encode to their ids with specials recog
     Encoder encoder(vocabulary);
     auto manifest = test::golden_json("expected/manifest.json");
     for (const auto& [name, item] : manifest.at("prompts").items()) {
-        CAPTURE(name);
+        const auto& seen = name;  // clang 14 lets no lambda take the binding itself
+        CAPTURE(seen);
         std::string text = item.at("text").get<std::string>();
         CHECK(encode(encoder, text, {.recognise_specials = true}) == item.at("ids").get<Ids>());
         CHECK(bytes_of(vocabulary, item.at("greedy").get<Ids>()) ==
