@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -35,7 +36,7 @@ struct Options {
 struct Limits {
     int n_threads = 1;
     double read_bytes_per_s = 0;
-    double fma_flops_per_s = 0;
+    std::map<std::string, double> fma_flops_per_s;  // by variant
 };
 
 struct Result {
@@ -103,16 +104,21 @@ class Benchmark {
 
   private:
     void measure_machine() {
-        std::string isa;
-        for (int n : thread_counts_)
-            limits_.push_back({n, k3::bench::read_bandwidth(n), k3::bench::fma_peak(n, isa)});
         json_["cpu"] = k3::bench::cpu_model();
-        json_["fma_isa"] = isa;
-        std::printf("CPU %s, fma peak by %s\n", k3::bench::cpu_model().c_str(), isa.c_str());
-        for (const Limits& limit : limits_) {
-            std::printf("%d thread%s: reads %.1f GB/s, fma peak %.1f GFLOP/s\n", limit.n_threads,
-                        limit.n_threads == 1 ? "" : "s", limit.read_bytes_per_s / 1e9,
-                        limit.fma_flops_per_s / 1e9);
+        std::printf("CPU %s\n", k3::bench::cpu_model().c_str());
+        for (int n : thread_counts_) {
+            Limits limit{n, k3::bench::read_bandwidth(n), {}};
+            std::printf("%d thread%s: reads %.1f GB/s; fma peak in GFLOP/s:", n, n == 1 ? "" : "s",
+                        limit.read_bytes_per_s / 1e9);
+            const KernelTables available = k3::kernels::available_kernels();
+            for (std::size_t i = 0; i < available.count; ++i) {
+                const char* isa = available.tables[i]->isa;
+                const double peak = k3::bench::fma_peak(n, isa);
+                std::printf(" %s %.1f", isa, peak / 1e9);
+                limit.fma_flops_per_s[isa] = peak;
+            }
+            std::printf("\n");
+            limits_.push_back(limit);
             json_["machine"].push_back({{"threads", limit.n_threads},
                                         {"read_bytes_per_s", limit.read_bytes_per_s},
                                         {"fma_flops_per_s", limit.fma_flops_per_s}});
@@ -147,7 +153,7 @@ class Benchmark {
                     sizes.c_str(), isa, limit.n_threads, result.fastest_s * 1e6, bytes_per_s / 1e9,
                     share(bytes_per_s, limit.read_bytes_per_s).c_str(),
                     counted ? std::to_string(flops_per_s / 1e9).substr(0, 6).c_str() : "-",
-                    counted ? share(flops_per_s, limit.fma_flops_per_s).c_str() : "-");
+                    counted ? share(flops_per_s, limit.fma_flops_per_s.at(isa)).c_str() : "-");
         std::fflush(stdout);
         json_["results"].push_back({{"operation", operation.name},
                                     {"size_names", operation.sizes},

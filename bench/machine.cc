@@ -87,18 +87,16 @@ float fma_chains_baseline() {
 }
 
 struct FmaLoop {
-    const char* isa;
     int width;
     float (*run)();
 };
 
-FmaLoop widest_fma() {
+FmaLoop fma_loop(std::string_view isa) {
 #if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx512f")) return {"avx512", 16, fma_chains_avx512};
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
-        return {"avx2", 8, fma_chains_avx2};
+    if (isa == "avx512") return {16, fma_chains_avx512};
+    if (isa == "avx2") return {8, fma_chains_avx2};
 #endif
-    return {"baseline", 4, fma_chains_baseline};
+    return {4, fma_chains_baseline};
 }
 
 }  // namespace
@@ -128,9 +126,8 @@ double read_bandwidth(int n_threads) {
     return static_cast<double>(kPiece) / fastest;
 }
 
-double fma_peak(int n_threads, std::string& isa) {
-    const FmaLoop loop = widest_fma();
-    isa = loop.isa;
+double fma_peak(int n_threads, std::string_view isa) {
+    const FmaLoop loop = fma_loop(isa);
     const double seconds =
         fastest_run(n_threads, 300, [&](int) { g_sink = static_cast<double>(loop.run()); });
     return 2.0 * kChains * loop.width * static_cast<double>(kRounds) * n_threads / seconds;

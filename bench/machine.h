@@ -2,6 +2,7 @@
 // What this machine can do, measured: the limits that kernel speeds are compared with.
 
 #include <string>
+#include <string_view>
 
 namespace k3::bench {
 
@@ -12,8 +13,9 @@ std::string cpu_model();
 double read_bandwidth(int n_threads);
 
 /// Fused multiply-add throughput of `n_threads` threads in floating-point operations per second (2
-/// per multiply-add) with the widest registers of this CPU; `isa` receives their name.
-double fma_peak(int n_threads, std::string& isa);
+/// per multiply-add) with the registers of a kernel variant of this CPU: "avx512", "avx2", or what
+/// every CPU has for any other name.
+double fma_peak(int n_threads, std::string_view isa);
 
 /// Seconds since some start.
 double now();

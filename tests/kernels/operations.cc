@@ -358,6 +358,9 @@ std::vector<Shape> matmul_test_shapes(WeightType type) {
     for (std::size_t n_in : {512, 1536, 3072, 3584, 6144, 7168, 12288, 33792})
         for (std::size_t n_rows : kRowCounts)
             if (n_in * n_rows <= 500'000) shapes.push_back({n_rows == 1 ? 33U : 19U, n_in, n_rows});
+    // Beyond every block that a variant may work in: weight rows, columns and rows.
+    shapes.push_back({97, 1568, 67});
+    shapes.push_back({113, 800, 131});
     return shapes;
 }
 
@@ -397,16 +400,21 @@ void add_matrix_operations(std::vector<Operation>& list) {
     const std::string sizes = "n_out x n_in, rows";
     // With few rows the benchmark reads more than a cache holds: half a projection of a KDA layer
     // (88 MB), the w1 of sixteen experts (88 MB). With many rows the arithmetic decides.
-    list.push_back({"matmul bf16",
-                    sizes,
-                    [](const Shape& s, Values v) { return make_matmul(WeightType::bf16, s, v); },
-                    matmul_test_shapes(WeightType::bf16),
-                    {{6144, 7168, 1}, {6144, 7168, 4}, {768, 7168, 32}}});
+    list.push_back(
+        {"matmul bf16",
+         sizes,
+         [](const Shape& s, Values v) { return make_matmul(WeightType::bf16, s, v); },
+         matmul_test_shapes(WeightType::bf16),
+         {{6144, 7168, 1}, {6144, 7168, 4}, {768, 7168, 16}, {768, 7168, 32}, {768, 7168, 64}}});
     list.push_back({"matmul mxfp4",
                     sizes,
                     [](const Shape& s, Values v) { return make_matmul(WeightType::mxfp4, s, v); },
                     matmul_test_shapes(WeightType::mxfp4),
-                    {{16 * 3072, 3584, 1}, {16 * 3072, 3584, 4}, {1536, 3584, 32}}});
+                    {{16 * 3072, 3584, 1},
+                     {16 * 3072, 3584, 4},
+                     {1536, 3584, 16},
+                     {1536, 3584, 32},
+                     {1536, 3584, 64}}});
     list.push_back({"matmul f32",
                     sizes,
                     [](const Shape& s, Values v) { return make_matmul(WeightType::f32, s, v); },
