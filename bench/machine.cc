@@ -83,7 +83,7 @@ float fma_chains_baseline() {
     for (std::int64_t i = 0; i < kRounds; ++i)
         for (auto& chain : sums)
             for (float& sum : chain) sum = sum * 0.999F + 0.5F;
-    return std::accumulate(&sums[0][0], &sums[0][0] + kChains * 4, 0.0F);
+    return std::accumulate(&sums[0][0], &sums[0][0] + std::size_t{kChains} * 4, 0.0F);
 }
 
 struct FmaLoop {

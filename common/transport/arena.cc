@@ -72,6 +72,9 @@ Result<Fd> create_segment(const std::string& name) {
 
 class Arena::Impl {
   public:
+    Impl() = default;
+    Impl(const Impl&) = delete;
+    Impl& operator=(const Impl&) = delete;
     ~Impl() {
         if (base_ != nullptr) ::munmap(base_, size_);
         if (fd_.valid()) ::shm_unlink(probe_.segment.c_str());

@@ -42,6 +42,8 @@ struct Call {
 class Channel::Impl {
   public:
     explicit Impl(Options options) : options_(std::move(options)) {}
+    Impl(const Impl&) = delete;
+    Impl& operator=(const Impl&) = delete;
     ~Impl() { close(); }
 
     const Options& options() const { return options_; }

@@ -11,10 +11,10 @@ namespace k3::transport {
 
 namespace {
 
-enum State : int { kFree, kFilling, kListed, kRemoving };
+enum State : int { vacant, filling, listed, removing };
 
 struct Place {
-    std::atomic<int> state{kFree};
+    std::atomic<int> state{vacant};
     pid_t owner = 0;  // a forked child must not remove its parent's files
     std::array<char, 256> path{};
 };
@@ -28,12 +28,12 @@ ExitFile::ExitFile(const std::string& path) noexcept {
     if (path.size() >= Place{}.path.size()) return;  // longer ones do not occur: names are bounded
     for (std::size_t i = 0; i < g_places.size(); ++i) {
         Place& place = g_places[i];
-        int expected = kFree;
-        if (!place.state.compare_exchange_strong(expected, kFilling, std::memory_order_acquire))
+        int expected = vacant;
+        if (!place.state.compare_exchange_strong(expected, filling, std::memory_order_acquire))
             continue;
         place.owner = ::getpid();
         std::memcpy(place.path.data(), path.c_str(), path.size() + 1);
-        place.state.store(kListed, std::memory_order_release);
+        place.state.store(listed, std::memory_order_release);
         place_ = i;
         return;
     }
@@ -49,15 +49,15 @@ ExitFile& ExitFile::operator=(ExitFile&& other) noexcept {
 ExitFile::~ExitFile() {
     if (place_ == kNone) return;
     // Fails only while exit_at_once() is removing it, and then the process ends anyway.
-    int expected = kListed;
-    g_places[place_].state.compare_exchange_strong(expected, kFree, std::memory_order_release);
+    int expected = listed;
+    g_places[place_].state.compare_exchange_strong(expected, vacant, std::memory_order_release);
 }
 
 void exit_at_once(int code) noexcept {
     const pid_t self = ::getpid();
     for (Place& place : g_places) {
-        int expected = kListed;
-        if (!place.state.compare_exchange_strong(expected, kRemoving, std::memory_order_acquire))
+        int expected = listed;
+        if (!place.state.compare_exchange_strong(expected, removing, std::memory_order_acquire))
             continue;
         if (place.owner == self) ::unlink(place.path.data());
     }

@@ -17,7 +17,7 @@ namespace {
 namespace fs = std::filesystem;
 
 const std::vector<TensorSpec> kTwoTensors = {{"b.weight", DType::bf16, {3, 5}},
-                                            {"a.scale", DType::u8, {7}}};
+                                             {"a.scale", DType::u8, {7}}};
 
 std::vector<std::byte> counted_bytes(std::size_t n) {
     std::vector<std::byte> bytes(n);

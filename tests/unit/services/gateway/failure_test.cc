@@ -38,7 +38,7 @@ Running begin_endless(test::GatewayClient& client, const std::string& prompt) {
 }
 
 void check_ids(const Generation& got, const test::FakeTrunk& trunk, const std::string& prompt,
-                 std::size_t n) {
+               std::size_t n) {
     REQUIRE_MESSAGE(!got.error.has_value(), got.error->message);
     CHECK(got.ids == expected_ids(trunk, ids_of(prompt), n));
 }
