@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "common/kernels/kernel_table.h"
 #include "tests/support/golden.h"
 #include "tests/support/pipeline.h"
 
@@ -134,6 +135,26 @@ TEST_CASE("the shape of the pipeline does not change a bit") {
     check_same(pipeline.ask(request_of("p40", 1)), 3, 1);
     CHECK(pipeline.counter("steps") - before == (40 + chunk - 1) / chunk);
     check_pipeline(pipeline, 16);
+}
+
+TEST_CASE("the instruction set does not change a bit") {
+    const kernels::KernelTables available = kernels::available_kernels();
+    for (std::size_t i = 0; i < available.count; ++i) {
+        const std::string isa = available.tables[i]->isa;
+        // The other end of the list: a pipeline of two different boxes.
+        const std::string other = available.tables[available.count - 1 - i]->isa;
+        CAPTURE(isa);
+        World world;
+        Pipeline pipeline(world, isa, golden_dir() / "tiny-k3",
+                          "[trunk]\nenv = { K3_ISA = '" + isa +
+                              "' }\n[[experts]]\nname = 'a'\n"
+                              "share = '0/2'\nenv = { K3_ISA = '" +
+                              isa +
+                              "' }\n[[experts]]\nname = 'b'\n"
+                              "share = '1/2'\nenv = { K3_ISA = '" +
+                              other + "' }\n");
+        check_pipeline(pipeline, 8);
+    }
 }
 
 TEST_CASE("payloads may differ from stage to stage") {
