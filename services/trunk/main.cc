@@ -97,7 +97,8 @@ Status load_and_connect(Parts& parts, LayerRange range, transport::Server& serve
         is_connecting = false;
     });
     auto progress = [&](std::uint64_t done, std::uint64_t total, const std::string& what) {
-        server.set_progress(static_cast<std::uint32_t>(done * 1000.0 / static_cast<double>(total)),
+        server.set_progress(static_cast<std::uint32_t>(static_cast<double>(done) * 1000.0 /
+                                                       static_cast<double>(total)),
                             what);
         return !gave_up && !server.stopping();
     };

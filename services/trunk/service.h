@@ -27,6 +27,7 @@ class Service {
             transport::Arena* arena, std::uint32_t max_sessions, telemetry::Counters& counters);
     Service(const Service&) = delete;
     Service& operator=(const Service&) = delete;
+    ~Service() = default;
 
     /// Answers any request: a result, or an error that names what is wrong with it.
     void handle(transport::Request request);

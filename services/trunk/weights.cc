@@ -25,7 +25,7 @@ class Binder {
     }
 
     /// A bf16 tensor widened exactly: its bits are the upper half of the fp32 value.
-    std::span<float> bf16_vector(std::string_view rest, std::vector<std::uint64_t> shape) {
+    std::span<float> bf16_vector(std::string_view rest, const std::vector<std::uint64_t>& shape) {
         const std::byte* data = find(rest, DType::bf16, shape);
         std::span<float> out = store_.add(shape.back());
         for (std::size_t i = 0; data != nullptr && i < out.size(); ++i) {

@@ -64,7 +64,7 @@ class ArenaOwner {
             char name[256] = {};
             if (arena.has_value()) (*arena)->probe().segment.copy(name, 255);
             ssize_t n = ::write(ends[1], name, sizeof(name));
-            while (n > 0) ::pause();
+            while (n > 0) ::pause();  // NOLINT(bugprone-infinite-loop): until it is killed
             ::_exit(1);
         }
         ::close(ends[1]);

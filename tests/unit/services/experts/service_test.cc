@@ -148,7 +148,8 @@ std::vector<msg::Pick> some_picks(std::uint32_t n_rows) {
     std::vector<msg::Pick> picks;
     for (std::uint32_t row = 0; row < n_rows; ++row)
         for (std::uint32_t rank = 0; rank < 4; ++rank)
-            picks.push_back({row, (row * 5 + rank * 6 + 1) % 24, 0.4F - 0.07F * rank, rank});
+            picks.push_back({row, (row * 5 + rank * 6 + 1) % 24,
+                             0.4F - 0.07F * static_cast<float>(rank), rank});
     return picks;
 }
 
