@@ -1,5 +1,8 @@
 #include "common/base/memory.h"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -106,6 +109,14 @@ Result<AvailableMemory> available_memory(const std::filesystem::path& root) {
             apply_limits(root / "sys/fs/cgroup/memory", group, kVersion1, available);
     }
     return available;
+}
+
+void prefer_huge_pages(std::span<std::byte> memory) noexcept {
+    // The kernel wants whole small pages and uses the whole huge ones among them.
+    const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
+    const auto first = (reinterpret_cast<std::uintptr_t>(memory.data()) + page - 1) / page * page;
+    const auto last = reinterpret_cast<std::uintptr_t>(memory.data() + memory.size()) / page * page;
+    if (first < last) (void)::madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
 }
 
 }  // namespace k3

@@ -8,6 +8,7 @@
 #include <system_error>
 #include <utility>
 
+#include "common/base/memory.h"
 #include "common/base/settings.h"
 
 namespace k3::experts {
@@ -20,9 +21,9 @@ Result<SlotMemory> SlotMemory::map(std::size_t n_slots, std::uint64_t slot_bytes
                      fmt::format("cannot take {} for {} experts: {}", format_bytes(bytes), n_slots,
                                  std::generic_category().message(errno)),
                      "give a smaller --cache-bytes"};
-    // First touch is six times faster in huge pages. A system without them refuses; that is fine.
-    (void)::madvise(data, bytes, MADV_HUGEPAGE);
-    return SlotMemory(static_cast<std::byte*>(data), bytes, slot_bytes);
+    SlotMemory memory(static_cast<std::byte*>(data), bytes, slot_bytes);
+    prefer_huge_pages({memory.data_, bytes});
+    return memory;
 }
 
 SlotMemory::SlotMemory(SlotMemory&& other) noexcept

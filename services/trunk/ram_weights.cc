@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "common/base/memory.h"
 #include "common/model/tensor_names.h"
 
 namespace k3::trunk {
@@ -54,6 +55,7 @@ Result<std::unique_ptr<RamWeights>> RamWeights::load(const storage::Checkpoint& 
                            std::span<const std::uint64_t> shape) -> Result<const std::byte*> {
         ASSIGN_OR_RETURN(const storage::TensorInfo* tensor, checkpoint.require(name, dtype, shape));
         ASSIGN_OR_RETURN(auto bytes, Buffer<std::byte>::create(tensor->bytes, name.c_str()));
+        prefer_huge_pages(bytes.span());
         RETURN_IF_ERROR(checkpoint.read(*tensor, bytes.span()));
         report.add(tensor->bytes);
         weights->tensors_.push_back(std::move(bytes));
@@ -63,8 +65,9 @@ Result<std::unique_ptr<RamWeights>> RamWeights::load(const storage::Checkpoint& 
     weights->layers_.reserve(range.count);
     for (std::uint32_t layer = range.first; layer < range.end(); ++layer) {
         RETURN_IF_ERROR(report.begin("layer " + std::to_string(layer)));
-        ASSIGN_OR_RETURN(LayerWeights bound, bind_layer(config, layer, read, weights->vectors_));
-        weights->layers_.push_back(std::move(bound));
+        ASSIGN_OR_RETURN(const LayerWeights bound,
+                         bind_layer(config, layer, read, weights->vectors_));
+        weights->layers_.push_back(bound);
     }
     if (range.is_first()) {
         RETURN_IF_ERROR(report.begin("embedding"));
