@@ -177,17 +177,24 @@ int report_failure(const Error& error) {
     return error.code == ErrorCode::cancelled ? kExitInterrupted : report(error);
 }
 
+/// Of what fails before there is a request: with --json it ends with an event all the same.
+int report_start(const RunCommand& command, const Error& error) {
+    if (command.json)
+        if (Status told = JsonOutput(nullptr).error(error); !told) return report(told.error());
+    return report_failure(error);
+}
+
 /// Submits through the gateway at `endpoint` and prints what comes. Returns the exit code.
 int generate(const RunCommand& command, Prepared prepared, const std::string& endpoint,
              std::uint64_t run_id, const EventLog& events, const std::function<bool()>& give_up) {
     std::unique_ptr<LogitsFile> logits;
     if (!command.logits_out.empty()) {
         auto created = LogitsFile::create(command.logits_out);
-        if (!created.has_value()) return report(created.error());
+        if (!created.has_value()) return report_start(command, created.error());
         logits = *std::move(created);
     }
     auto client = GatewayClient::connect(endpoint, run_id, Deadline::after_ms(kGatewayMs), give_up);
-    if (!client.has_value()) return report_failure(client.error());
+    if (!client.has_value()) return report_start(command, client.error());
     say_how_tokens_are_chosen(command, &prepared.submit, events);
 
     bool terminal = ::isatty(STDOUT_FILENO) != 0;
@@ -225,13 +232,13 @@ int run_attached(const RunCommand& command, Prepared prepared, const EventLog& e
     std::string endpoint = command.gateway;
     if (endpoint.empty()) {
         auto running = find_running(command.run_dir, command.attach_name, "--attach NAME");
-        if (!running.has_value()) return report(running.error());
+        if (!running.has_value()) return report_start(command, running.error());
         endpoint = running->gateway;
     } else if (Status listens = check_gateway_listens(endpoint); !listens) {
-        return report(listens.error());
+        return report_start(command, listens.error());
     }
     auto signals = StopSignals::take();
-    if (!signals.has_value()) return report(signals.error());
+    if (!signals.has_value()) return report_start(command, signals.error());
     int code = generate(command, std::move(prepared), endpoint, 0, events,
                         [&signals] { return signals->came(); });
     if (signals->came()) events.important("interrupted");
@@ -240,14 +247,14 @@ int run_attached(const RunCommand& command, Prepared prepared, const EventLog& e
 
 int run_alone(const RunCommand& command, Prepared prepared, const EventLog& events) {
     auto config = config_or_default(command.config);
-    if (!config.has_value()) return report(config.error());
+    if (!config.has_value()) return report_start(command, config.error());
     Session::Options options;
     options.config = *config;
     options.run_dir = command.run_dir;
     options.unique_name = true;
     options.forward_errors = false;  // the request's error comes back with the request
     auto opened = Session::open(options, events);
-    if (!opened.has_value()) return report(opened.error());
+    if (!opened.has_value()) return report_start(command, opened.error());
     std::unique_ptr<Session> session = *std::move(opened);
     Supervisor& supervisor = session->supervisor();
     Outcome outcome;
@@ -260,7 +267,9 @@ int run_alone(const RunCommand& command, Prepared prepared, const EventLog& even
     supervisor.request_stop();
     loop.join();
     session.reset();
-    if (!outcome.status.has_value()) return report(outcome.status.error());
+    if (!outcome.status.has_value())
+        return ready.has_value() ? report(outcome.status.error())
+                                 : report_start(command, outcome.status.error());
     if (!outcome.interrupted) return code;
     events.important("interrupted");
     return kExitInterrupted;
@@ -271,7 +280,7 @@ int run_alone(const RunCommand& command, Prepared prepared, const EventLog& even
 int run(const RunCommand& command) {
     EventLog events(command.verbose ? EventLog::Detail::verbose : EventLog::Detail::brief);
     auto prepared = prepare(command);
-    if (!prepared.has_value()) return report(prepared.error());
+    if (!prepared.has_value()) return report_start(command, prepared.error());
     if (command.attach || !command.gateway.empty())
         return run_attached(command, *std::move(prepared), events);
     return run_alone(command, *std::move(prepared), events);

@@ -62,6 +62,31 @@ TEST_CASE("a request that cannot be served is refused in a sentence, and the nex
     refused({"--chat", "-p", "\xff"}, 2, {"UTF-8"});
 }
 
+TEST_CASE("with --json what fails before there is a request ends with an event, too") {
+    World world;
+    std::vector<std::string> argv = {"run", "-p", "x", "--json"};
+    std::string code = "not_found";
+    SUBCASE("no such model") {
+        argv.insert(argv.end(), {"-c", pipeline_of(world, "/nonexistent", "")});
+    }
+    SUBCASE("a service that refuses to start") {
+        const std::string stages = "[experts]\nshare = 'experts 0-99'\n";
+        argv.insert(argv.end(), {"-c", pipeline_of(world, golden_dir() / "tiny-k3", stages)});
+        code = "invalid_argument";
+    }
+    SUBCASE("nothing to attach to") {
+        argv.insert(argv.end(), {"--attach", "nobody"});
+        code = "unavailable";
+    }
+    Ended ended = world.k3pipe(argv);
+    CHECK(ended.code != 0);
+    std::vector<json> events = events_of(ended.out);
+    REQUIRE(events.size() == 1);
+    CHECK(events[0]["event"] == "error");
+    CHECK(events[0]["code"] == code);
+    CHECK(has(ended.sentence(), events[0]["message"].get<std::string>()));
+}
+
 TEST_CASE("with --json a request that fails ends with an event of the error and what came before") {
     World world;
     Pipeline pipeline(world, "demo", demo_model_dir(), "");
