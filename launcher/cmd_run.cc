@@ -7,12 +7,12 @@
 #include <cstring>
 #include <fstream>
 #include <iostream>
-#include <iterator>
 #include <random>
 #include <thread>
 
 #include "common/model/sampling_params.h"
 #include "common/transport/endpoint.h"
+#include "common/transport/messages/envelope.h"
 #include "launcher/commands.h"
 #include "launcher/endpoint_probe.h"
 #include "launcher/gateway_client.h"
@@ -26,17 +26,30 @@ namespace {
 constexpr std::int64_t kProbeMs = 2000;    // for a host to react at all
 constexpr std::int64_t kGatewayMs = 5000;  // for a gateway to be ready
 
+/// At most what one message can carry: a longer prompt fits no context.
 Result<std::string> read_all(const std::filesystem::path& path) {
-    if (path == "-") return std::string(std::istreambuf_iterator<char>(std::cin), {});
-    std::ifstream file(path, std::ios::binary);
-    std::string text(std::istreambuf_iterator<char>(file), {});
+    const bool standard_input = path == "-";
     std::error_code code;
-    if (file && !std::filesystem::is_directory(path, code)) return text;
-    return Error{ErrorCode::invalid_argument,
-                 fmt::format("cannot read {}: {}", path.string(),
-                             std::filesystem::exists(path, code) ? "not a readable file"
-                                                                 : "it does not exist"),
-                 "check the path"};
+    std::ifstream file;
+    if (!standard_input && !std::filesystem::is_directory(path, code))
+        file.open(path, std::ios::binary);
+    std::istream& in = standard_input ? std::cin : file;
+    if (!standard_input && !file.is_open())
+        return Error{ErrorCode::invalid_argument,
+                     fmt::format("cannot read {}: {}", path.string(),
+                                 std::filesystem::exists(path, code) ? "not a readable file"
+                                                                     : "it does not exist"),
+                     "check the path"};
+    std::string text(msg::kMaxTextBytes + 1, '\0');
+    in.read(text.data(), static_cast<std::streamsize>(text.size()));
+    text.resize(static_cast<std::size_t>(in.gcount()));
+    if (text.size() > msg::kMaxTextBytes)
+        return Error{
+            ErrorCode::invalid_argument,
+            fmt::format("{} holds more than {} bytes, the most that a prompt may have",
+                        standard_input ? "standard input" : path.string(), msg::kMaxTextBytes),
+            "give a shorter prompt"};
+    return text;
 }
 
 Result<std::vector<std::uint32_t>> parse_ids(std::string_view text) {
@@ -125,6 +138,7 @@ Result<Prepared> prepare(const RunCommand& command) {
     RETURN_IF_ERROR(model::check_n_logprobs(command.n_logprobs));
     submit.params = command.params;
     submit.max_tokens = command.max_tokens;
+    for (const std::string& stop : command.stops) RETURN_IF_ERROR(check_utf8(stop, "--stop"));
     submit.stop_strings = command.stops;
     submit.ignore_eos = command.ignore_eos;
     submit.n_logprobs = command.n_logprobs;

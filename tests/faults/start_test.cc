@@ -64,6 +64,43 @@ TEST_CASE("stages that do not fit together are refused, naming them") {
     }
 }
 
+TEST_CASE("what the command itself cannot do is refused before anything starts") {
+    World world;
+    const std::string k3pipe = built("launcher/k3pipe").string();
+    const auto check = [&](const std::string& command, int code,
+                           const std::vector<std::string>& parts) {
+        CAPTURE(command);
+        check_refused_command(world, {"/bin/sh", "-c", command}, code, parts);
+    };
+    SUBCASE("a directory in the place of a prompt") {
+        check(k3pipe + " run -f /", 2, {"cannot read /", "not a readable file"});
+        check(k3pipe + " run --messages /", 2, {"cannot read /", "not a readable file"});
+    }
+    SUBCASE("a prompt without end") {
+        check(k3pipe + " run -f /dev/zero", 2, {"/dev/zero", "8388608 bytes"});
+    }
+    SUBCASE("too few open files") {
+        check("ulimit -n 64; exec " + k3pipe + " run -p x", 4, {"64", "128", "ulimit -n"});
+    }
+    SUBCASE("a full disk under help") {
+        check(k3pipe + " --help > /dev/full", 4, {"cannot write to standard output"});
+    }
+    SUBCASE("a stop string that no text can hold") {
+        check(k3pipe + " run -p x --stop \"$(printf '\\377')\"", 2, {"--stop", "0xFF"});
+    }
+}
+
+TEST_CASE("a standard output that is closed is an error, not an answer") {
+    World world;
+    const Ended ended =
+        world
+            .start_program({"/bin/sh", "-c",
+                            built("launcher/k3pipe").string() + " run -p The --max-tokens 2 >&-"})
+            .wait();
+    CHECK(ended.code == 4);
+    CHECK(has(ended.err, "cannot write to stdout"));
+}
+
 TEST_CASE("a place that is taken is refused, and left to its owner") {
     World world;
     SUBCASE("a socket path") {
