@@ -149,8 +149,10 @@ class NewDirectory {
         NewDirectory made(directory.has_filename() ? directory : directory.parent_path());
         fs::path partial = made.final_;
         partial += ".partial";
-        fs::create_directories(partial, failure);
-        if (failure) return storage::system_error(failure.value(), "create", partial);
+        if (!fs::create_directory(partial, failure) && failure)
+            return Error{ErrorCode::resource_exhausted,
+                         fmt::format("cannot create {}: {}", partial.string(), failure.message()),
+                         "choose a directory whose parent exists and can be written"};
         made.lock_ = Fd(::open(partial.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
         if (!made.lock_.valid()) return storage::system_error(errno, "open", partial);
         if (::flock(made.lock_.get(), LOCK_EX | LOCK_NB) != 0)
