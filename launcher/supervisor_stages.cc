@@ -165,8 +165,15 @@ void Supervisor::Loop::exited(SupervisedStage& stage, const Ending& ending) {
         // Bad settings stand in the pipeline file, whatever the service calls them.
         const bool settings = ending.exit_code() == kExitUsage && !stage.plan.where.empty();
         std::string where = settings ? fmt::format("{}: ", stage.plan.where) : "";
-        fail(stage, Error{error_code_of(ending),
-                          fmt::format("{}{}: {}", where, stage.plan.name, reason), ""});
+        // A service that said why has said what to do, too.
+        const bool silent = reason.starts_with("ended with");
+        std::string remedy =
+            silent ? fmt::format("start {} by hand to see why (k3pipe plan prints the command)",
+                                 stage.plan.argv.front())
+                   : "";
+        fail(stage,
+             Error{error_code_of(ending), fmt::format("{}{}: {}", where, stage.plan.name, reason),
+                   std::move(remedy)});
         return;
     }
     std::int64_t pause = back_off_ms(facts.recent_restarts);
