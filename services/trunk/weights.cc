@@ -36,7 +36,7 @@ class Binder {
         return out;
     }
 
-    std::span<float> f32_vector(std::string_view rest, std::vector<std::uint64_t> shape) {
+    std::span<float> f32_vector(std::string_view rest, const std::vector<std::uint64_t>& shape) {
         std::size_t n = 1;
         for (std::uint64_t length : shape) n *= length;
         const std::byte* data = find(rest, DType::f32, shape);
