@@ -1,12 +1,10 @@
 // k3pipe: the launcher and the command line.
 
 #include <fcntl.h>
-#include <sys/resource.h>
 
 #include <csignal>
 #include <cstdio>
 #include <iostream>
-#include <string>
 #include <variant>
 
 #include "launcher/cli.h"
@@ -32,22 +30,6 @@ void open_standard_descriptors() {
             int opened = ::open("/dev/null", fd == 2 ? O_WRONLY : O_RDONLY);  // the lowest free: fd
 }
 
-/// A local pipeline starts with 100 and cannot with 64.
-constexpr rlim_t kLeastFiles = 128;
-
-/// All that is allowed; children inherit it.
-k3::Status raise_file_limit() {
-    rlimit limit = {};
-    if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return k3::Status::ok();
-    limit.rlim_cur = limit.rlim_max;
-    ::setrlimit(RLIMIT_NOFILE, &limit);
-    if (limit.rlim_max >= kLeastFiles) return k3::Status::ok();
-    return k3::Error{k3::ErrorCode::resource_exhausted,
-                     "the limit of open files is " + std::to_string(limit.rlim_max) +
-                         ", and a pipeline needs " + std::to_string(kLeastFiles),
-                     "raise it (ulimit -n)"};
-}
-
 /// Help and plans are output, too: a full disk must not look like success.
 int with_flushed_output(int code) {
     if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0 && std::cout.flush().good())
@@ -65,7 +47,5 @@ int main(int argc, char** argv) {
     ::signal(SIGXFSZ, SIG_IGN);  // the write fails and is reported; children inherit it
     auto command = k3::launcher::parse_command_line(argc, argv);
     if (!command.has_value()) return k3::launcher::report(command.error());
-    if (k3::Status raised = raise_file_limit(); !raised)
-        return k3::launcher::report(raised.error());
     return with_flushed_output(std::visit(Dispatch{}, *command));
 }

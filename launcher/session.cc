@@ -1,8 +1,10 @@
 #include "launcher/session.h"
 
 #include <fmt/format.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <ctime>
 #include <random>
 
@@ -18,6 +20,28 @@ std::uint64_t new_run_id() {
     return id | (1ULL << 63U);  // so that every run id has the same number of digits
 }
 
+namespace {
+
+/// A local pipeline starts with 100 and cannot with 64.
+constexpr rlim_t kLeastFiles = 128;
+
+/// Raises a lower limit to this; the services inherit it.
+Status raise_file_limit() {
+    rlimit limit = {};
+    if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= kLeastFiles)
+        return Status::ok();
+    const rlim_t most = limit.rlim_max;
+    limit.rlim_cur = std::min(most, kLeastFiles);
+    ::setrlimit(RLIMIT_NOFILE, &limit);
+    if (most >= kLeastFiles) return Status::ok();
+    return Error{
+        ErrorCode::resource_exhausted,
+        fmt::format("the limit of open files is {}, and a pipeline needs {}", most, kLeastFiles),
+        "raise it (ulimit -n)"};
+}
+
+}  // namespace
+
 Result<std::unique_ptr<Session>> Session::open(const Options& options, const EventLog& events) {
     ASSIGN_OR_RETURN(PipelineSpec spec, load_pipeline(options.config));
     if (!options.name.empty() && !is_legal_name(options.name))
@@ -31,6 +55,7 @@ Result<std::unique_ptr<Session>> Session::open(const Options& options, const Eve
 
 Status Session::open_parts(const Options& options, const PipelineSpec& spec,
                            const EventLog& events) {
+    RETURN_IF_ERROR(raise_file_limit());
     std::string name = options.name.empty() ? spec.name : options.name;
     if (options.unique_name) name += fmt::format("-{}", ::getpid());
     std::filesystem::path base = run_base(options.run_dir.empty() ? spec.run_dir : options.run_dir);

@@ -1,5 +1,5 @@
 #pragma once
-// How much memory this process may still take.
+// How much memory this process may still take, and in which pages it lies.
 
 #include <cstddef>
 #include <cstdint>

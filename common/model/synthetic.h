@@ -42,12 +42,13 @@ struct SyntheticPlan {
 /// or more than were released; both numbers).
 Result<SyntheticPlan> plan_synthetic(const SyntheticOptions& options);
 
-/// Writes the files into `directory`, which must not exist yet: it appears when all is written, and
-/// an attempt that fails leaves nothing, and one that was killed
-/// leaves `directory`.partial, which the next attempt takes over. Every byte is a function of
-/// options alone, tensor by tensor (from its name and the seed). `progress(done, total)` is called
-/// every few megabytes; false stops. Errors: io, resource_exhausted (disk space, both numbers,
-/// before anything is written), invalid_argument (the directory exists), cancelled.
+/// Writes the files into `directory`, which must not exist yet, while its parent must: it appears
+/// when all is written. An attempt that fails leaves nothing, and one that was killed leaves
+/// `directory`.partial, which the next one takes over. Every byte is a function of options alone,
+/// tensor by tensor (from its name and the seed). `progress(done, total)` is called every few
+/// megabytes; false stops. Errors: io, resource_exhausted (disk space, both numbers, before
+/// anything is written; no parent; written by another process), invalid_argument (the directory
+/// exists), cancelled.
 Status write_synthetic(const SyntheticPlan& plan, const std::filesystem::path& directory,
                        const std::function<bool(std::uint64_t, std::uint64_t)>& progress);
 

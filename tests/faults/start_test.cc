@@ -81,6 +81,11 @@ TEST_CASE("what the command itself cannot do is refused before anything starts")
     }
     SUBCASE("too few open files") {
         check("ulimit -n 64; exec " + k3pipe + " run -p x", 4, {"64", "128", "ulimit -n"});
+        // What starts nothing needs no files.
+        const Ended help =
+            world.start_program({"/bin/sh", "-c", "ulimit -n 64; exec " + k3pipe + " --help"})
+                .wait();
+        CHECK_MESSAGE(help.code == 0, help.err);
     }
     SUBCASE("a full disk under help") {
         check(k3pipe + " --help > /dev/full", 4, {"cannot write to standard output"});

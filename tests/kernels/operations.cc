@@ -358,9 +358,10 @@ std::vector<Shape> matmul_test_shapes(WeightType type) {
     for (std::size_t n_in : {512, 1536, 3072, 3584, 6144, 7168, 12288, 33792})
         for (std::size_t n_rows : kRowCounts)
             if (n_in * n_rows <= 500'000) shapes.push_back({n_rows == 1 ? 33U : 19U, n_in, n_rows});
-    // Beyond every block that a variant may work in: weight rows, columns and rows.
-    shapes.push_back({97, 1568, 67});
-    shapes.push_back({113, 800, 131});
+    // Beyond every block that a variant works in (64 rows, 512 columns, 6144 products): weight
+    // rows, columns and rows.
+    shapes.push_back({211, 1568, 67});
+    shapes.push_back({157, 800, 131});
     return shapes;
 }
 
