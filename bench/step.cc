@@ -1,9 +1,12 @@
-// How long a step of the real pipeline takes, and where the time goes.
+// How long a step of the real pipeline takes, as a share of what this machine can do, and where the
+// time goes.
 //
 // Starts `k3pipe up` on a pipeline file (or on one it writes for --model DIR), warms it up, then
 // decodes and prefills through the gateway. What each service spent comes from its own counters,
-// read before and after; the speed of memory is measured in the same run while the pipeline idles.
-// Without a checkpoint of released dimensions: `k3pipe synth DIR` writes one.
+// read before and after; the machine's limits are measured in the same run, before and after, while
+// the pipeline idles: two figures that differ tell of a neighbour. With --one-process the same
+// steps are then made by function calls: what the pipeline takes longer is the price of its
+// processes. Without a checkpoint of released dimensions: `k3pipe synth DIR` writes one.
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -23,8 +26,14 @@
 #include <thread>
 
 #include "bench/machine.h"
+#include "bench/one_process.h"
+#include "common/base/settings.h"
+#include "common/kernels/kernel_table.h"
+#include "common/model/load.h"
+#include "common/model/token_cost.h"
 #include "common/transport/channel.h"
 #include "launcher/gateway_client.h"
+#include "launcher/pipeline_file.h"
 #include "launcher/run_directory.h"
 
 extern char** environ;
@@ -42,6 +51,8 @@ struct Options {
     std::string expert_cache = "4GiB";
     std::uint32_t tokens = 16;
     std::uint32_t prompt = 64;
+    int threads = 0;
+    bool one_process = false;
     int start_s = 600;
     fs::path json_file;
 };
@@ -132,10 +143,8 @@ class NoOutput final : public launcher::GenerationSink {
 
 msg::Finished generate(launcher::GatewayClient& client, std::uint32_t n_prompt,
                        std::uint32_t n_tokens) {
-    std::vector<std::uint32_t> ids(n_prompt);
-    for (std::uint32_t i = 0; i < n_prompt; ++i) ids[i] = (i * 37 + 11) % 256;
     msg::Submit submit;
-    submit.input = msg::IdsInput{std::move(ids)};
+    submit.input = msg::IdsInput{bench::bench_prompt(n_prompt)};
     submit.max_tokens = n_tokens;
     submit.ignore_eos = true;
     submit.params.temperature = 0;
@@ -230,33 +239,93 @@ void PipelineFile::write(const Options& options) const {
     std::ofstream file(path_);
     file << fmt::format(
         "[pipeline]\nname = \"step\"\nmodel = \"{}\"\n\n[tokenizer]\n\n[sampler]\n\n[experts]\n"
-        "cache_bytes = \"{}\"\n\n[trunk]\n\n[gateway]\n",
-        fs::absolute(options.model).string(), options.expert_cache);
+        "cache_bytes = \"{}\"\nthreads = {}\n\n[trunk]\nthreads = {}\n\n[gateway]\n",
+        fs::absolute(options.model).string(), options.expert_cache, options.threads,
+        options.threads);
     file.close();
     if (!file) fail(fmt::format("cannot write {}", path_.string()));
+}
+
+/// What this machine can do, with the threads of a service.
+struct Limits {
+    double read_bytes_per_s = 0;
+    double flops_per_s = 0;
+
+    static Limits measure(int n_threads) {
+        return {bench::read_bandwidth(n_threads),
+                bench::fma_peak(n_threads, kernels::kernels().isa)};
+    }
+};
+
+/// Decode against the bytes a token reads, prefill against the arithmetic of its rows.
+void report_shares(const std::vector<Phase>& phases, const model::TokenCost& cost,
+                   const Limits& before, const Limits& after, nlohmann::json& json) {
+    const double read = (before.read_bytes_per_s + after.read_bytes_per_s) / 2;
+    const double flops = (before.flops_per_s + after.flops_per_s) / 2;
+    const double bytes_per_s = static_cast<double>(cost.trunk_bytes + cost.expert_bytes) *
+                               static_cast<double>(phases[0].n_tokens) / phases[0].wall_s;
+    const double done = static_cast<double>(cost.row_flops * phases[1].n_tokens + cost.head_flops);
+    const double flops_per_s = done / phases[1].wall_s;
+    fmt::print(
+        "\nlimits before and after: reads {:.1f} and {:.1f} GB/s, {} multiply-adds {:.0f} and "
+        "{:.0f} GFLOP/s\n",
+        before.read_bytes_per_s / 1e9, after.read_bytes_per_s / 1e9, kernels::kernels().isa,
+        before.flops_per_s / 1e9, after.flops_per_s / 1e9);
+    fmt::print("decode reads {:.1f} GB/s, {:.2f} of the bandwidth\n", bytes_per_s / 1e9,
+               bytes_per_s / read);
+    fmt::print("prefill computes {:.0f} GFLOP/s, {:.2f} of the multiply-adds\n", flops_per_s / 1e9,
+               flops_per_s / flops);
+    json["limits"] = {{"read_bytes_per_s", {before.read_bytes_per_s, after.read_bytes_per_s}},
+                      {"fma_flops_per_s", {before.flops_per_s, after.flops_per_s}}};
+    json["decode_of_read_bandwidth"] = bytes_per_s / read;
+    json["prefill_of_fma_peak"] = flops_per_s / flops;
+}
+
+/// The same phases by function calls in this process.
+void compare_with_one_process(const Options& options, const fs::path& model, int n_threads,
+                              const std::vector<Phase>& phases, nlohmann::json& json) {
+    const std::uint64_t cache = value_or_fail(parse_bytes(options.expert_cache));
+    auto calls = value_or_fail(bench::OneProcess::create(model, cache, n_threads, 256));
+    value_or_fail(calls->generate(1, options.tokens));  // fills the expert cache
+    const double decode_s = value_or_fail(calls->generate(1, options.tokens));
+    const double prefill_s = value_or_fail(calls->generate(options.prompt, 1));
+    fmt::print("\none process: decode {:.2f} ms a token, the pipeline takes {:.3f} of that\n",
+               1e3 * decode_s / options.tokens, phases[0].wall_s / decode_s);
+    fmt::print("one process: prefill {:.2f} ms a token, the pipeline takes {:.3f} of that\n",
+               1e3 * prefill_s / options.prompt, phases[1].wall_s / prefill_s);
+    json["one_process"] = {{"decode_s", decode_s}, {"prefill_s", prefill_s}};
 }
 
 int run(const Options& options, const fs::path& program) {
     std::optional<PipelineFile> written;
     if (options.config.empty()) written.emplace(options);
     const fs::path& config = written ? written->path() : options.config;
+    const fs::path model = value_or_fail(launcher::load_pipeline(config)).model;
+    const model::TokenCost cost = model::token_cost(value_or_fail(model::load_config(model)));
+    const int n_threads = options.threads > 0
+                              ? options.threads
+                              : static_cast<int>(std::thread::hardware_concurrency());
     nlohmann::json json;
+    std::vector<Phase> phases;
     {
         RunningPipeline pipeline(program, config, fmt::format("step-{}", ::getpid()));
         const launcher::RunRecord record = pipeline.wait_ready(options.start_s);
         auto client = value_or_fail(launcher::GatewayClient::connect(
             record.gateway, std::stoull(record.run_id, nullptr, 16), Deadline::after_ms(kAskMs),
             [] { return false; }));
-        generate(client, 2, 4);  // wakes threads, fills the expert cache
-        const int n_threads = static_cast<int>(std::thread::hardware_concurrency());
-        const double read = bench::read_bandwidth(n_threads);
-        fmt::print("{}; {} threads read {:.1f} GB/s\n", bench::cpu_model(), n_threads, read / 1e9);
+        // Wakes threads, fills the expert cache.
+        generate(client, 2, std::max(options.tokens, 4U));
+        fmt::print("{}; {} threads\n", bench::cpu_model(), n_threads);
         json["cpu"] = bench::cpu_model();
-        json["read_bytes_per_s"] = read;
+        json["threads"] = n_threads;
+        const Limits before = Limits::measure(n_threads);
         // A prompt of one token is one step like those that follow.
-        json["phases"].push_back(report(measure("decode", record, client, 1, options.tokens)));
-        json["phases"].push_back(report(measure("prefill", record, client, options.prompt, 1)));
+        phases.push_back(measure("decode", record, client, 1, options.tokens));
+        phases.push_back(measure("prefill", record, client, options.prompt, 1));
+        for (const Phase& phase : phases) json["phases"].push_back(report(phase));
+        report_shares(phases, cost, before, Limits::measure(n_threads), json);
     }
+    if (options.one_process) compare_with_one_process(options, model, n_threads, phases, json);
     if (options.json_file.empty()) return 0;
     std::ofstream file(options.json_file);
     file << json.dump(2) << "\n";
@@ -282,6 +351,10 @@ int main(int argc, char** argv) {
     app.add_option("--prompt", options.prompt, "tokens to prefill")
         ->check(CLI::PositiveNumber)
         ->capture_default_str();
+    app.add_option("--threads", options.threads, "of trunk and experts, with --model; 0: all cores")
+        ->check(CLI::NonNegativeNumber);
+    app.add_flag("--one-process", options.one_process,
+                 "also compare with trunk and experts in one process");
     app.add_option("--start-s", options.start_s, "longest wait for the pipeline")
         ->check(CLI::PositiveNumber)
         ->capture_default_str();

@@ -17,6 +17,7 @@
 #include "common/base/fd.h"
 #include "common/base/hash.h"
 #include "common/model/synthetic_config.h"
+#include "common/model/token_cost.h"
 #include "common/storage/file.h"
 #include "common/storage/safetensors_writer.h"
 
@@ -287,12 +288,8 @@ Result<SyntheticPlan> plan_synthetic(const SyntheticOptions& options) {
         plan.bytes += shard.bytes;
         plan.shards.push_back(std::move(shard));
     }
-    // A token reads one row of the embedding and its own experts.
-    const std::uint64_t n_moe = options.n_layers - plan.config.first_k_dense;
-    plan.bytes_per_token =
-        plan.bytes -
-        n_moe * (options.n_experts - plan.config.moe.top_k) * expert_bytes(plan.config) -
-        std::uint64_t{2} * (options.vocab_size - 1) * plan.config.hidden_size;
+    const TokenCost cost = token_cost(plan.config);
+    plan.bytes_per_token = cost.trunk_bytes + cost.expert_bytes;
     return plan;
 }
 

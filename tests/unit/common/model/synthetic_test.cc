@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "common/model/token_cost.h"
 #include "tests/support/checkpoint_copy.h"
 #include "tests/support/text.h"
 
@@ -34,6 +35,14 @@ TEST_CASE("all layers and experts add up to the released bytes") {
     CHECK(plan->bytes == 1'559'965'606'912);
     CHECK(plan->config.layer_kinds[92] == LayerKind::mla);
     CHECK(plan->shards[93].file == "model-00094-of-000094.safetensors");
+
+    const TokenCost cost = token_cost(plan->config);
+    CHECK(cost.expert_bytes == 25'829'572'608);
+    // All layers, the head, the three vectors of the model, one row of the embedding.
+    CHECK(cost.trunk_bytes == 108'811'877'376 + 2'348'810'240 + 3 * 14336 + 14336);
+    CHECK(cost.head_flops == 2'348'810'240);
+    CHECK(cost.row_flops + cost.head_flops > 208'300'000'000);  // twice the 104.19 G parameters
+    CHECK(cost.row_flops + cost.head_flops < 208'400'000'000);
 }
 
 TEST_CASE("sizes outside the architecture are refused with the range") {
