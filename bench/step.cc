@@ -286,7 +286,8 @@ void compare_with_one_process(const Options& options, const fs::path& model, int
                               const std::vector<Phase>& phases, nlohmann::json& json) {
     const std::uint64_t cache = value_or_fail(parse_bytes(options.expert_cache));
     auto calls = value_or_fail(bench::OneProcess::create(model, cache, n_threads, 256));
-    value_or_fail(calls->generate(1, options.tokens));  // fills the expert cache
+    // Touches memory, fills the expert cache.
+    value_or_fail(calls->generate(options.prompt, options.tokens));
     const double decode_s = value_or_fail(calls->generate(1, options.tokens));
     const double prefill_s = value_or_fail(calls->generate(options.prompt, 1));
     fmt::print("\none process: decode {:.2f} ms a token, the pipeline takes {:.3f} of that\n",
