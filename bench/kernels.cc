@@ -17,6 +17,7 @@
 
 #include "bench/from_ram.h"
 #include "bench/machine.h"
+#include "bench/sampling.h"
 #include "common/kernels/parallel.h"
 #include "tests/kernels/operations.h"
 
@@ -84,7 +85,9 @@ class Benchmark {
         measure_machine();
         if (options_.only.empty() || options_.only == "ram")
             json_["from_ram"] = k3::bench::measure_from_ram(thread_counts_);
-        if (options_.only == "ram") return;
+        if (options_.only.empty() || options_.only == "sampling")
+            json_["sampling"] = k3::bench::measure_sampling();
+        if (options_.only == "ram" || options_.only == "sampling") return;
         std::printf("\n%-24s %-20s %-7s %3s %10s %8s %6s %9s %6s\n", "operation", "sizes", "isa",
                     "thr", "fastest", "GB/s", "read", "GFLOP/s", "fma");
         for (const k3::test::Operation& operation : k3::test::operations()) {
@@ -180,7 +183,7 @@ int main(int argc, char** argv) {
     Options options;
     app.add_option("--only", options.only,
                    "only operations whose name contains this text; ram: only products "
-                   "with weights that no cache holds");
+                   "with weights that no cache holds; sampling: only the sampler");
     app.add_option("--json", options.json_file, "also write the results to this file");
     app.add_option("--threads", options.n_threads, "threads of the second column (0: all cores)")
         ->check(CLI::NonNegativeNumber);
