@@ -23,6 +23,9 @@ KernelTables find_tables() noexcept {
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
         found.tables[found.count++] = &avx512_table();
 #endif
+#if defined(K3_HAVE_NEON)
+    found.tables[found.count++] = &neon_table();
+#endif
     return found;
 }
 

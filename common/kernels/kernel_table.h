@@ -112,7 +112,8 @@ struct KernelTable {
 
 inline constexpr std::size_t kAttentionBlock = 64;
 
-/// Highest instruction set allowed: K3_ISA=scalar|avx2|avx512, or everything this CPU has.
+/// Highest instruction set allowed: K3_ISA=scalar|avx2|avx512 (x86-64) or scalar|neon (aarch64), or
+/// everything this CPU has.
 /// The process's table, filled at the first call (call it from main before threads start).
 /// Aborts if K3_ISA is unknown or this CPU lacks it: check_isa() of isa.h asks before.
 const KernelTable& kernels() noexcept;

@@ -29,5 +29,8 @@ const KernelTable& avx2_table() noexcept;
 #if defined(K3_HAVE_AVX512)
 const KernelTable& avx512_table() noexcept;
 #endif
+#if defined(K3_HAVE_NEON)
+const KernelTable& neon_table() noexcept;
+#endif
 
 }  // namespace k3::kernels
