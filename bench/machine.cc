@@ -13,6 +13,8 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace k3::bench {
@@ -73,6 +75,24 @@ __attribute__((target("avx2,fma"))) float fma_chains_avx2() {
     _mm256_store_ps(lanes, total);
     return lanes[0];
 }
+#elif defined(__aarch64__)
+/// Two registers per chain: four units of four cycles want more than twelve.
+float fma_chains_neon() {
+    constexpr int kSums = 2 * kChains;
+    float32x4_t sums[kSums];
+    const float32x4_t factor = vdupq_n_f32(0.999F);
+    const float32x4_t term = vdupq_n_f32(0.5F);
+    for (float32x4_t& sum : sums) sum = term;
+    for (std::int64_t i = 0; i < kRounds; ++i) {
+        // Unrolled, like the last loop, so that the sums stay in registers.
+#pragma GCC unroll 24
+        for (int c = 0; c < kSums; ++c) sums[c] = vfmaq_f32(sums[c], factor, term);
+    }
+    float32x4_t total = vdupq_n_f32(0.0F);
+#pragma GCC unroll 24
+    for (int c = 0; c < kSums; ++c) total = vaddq_f32(total, sums[c]);
+    return vgetq_lane_f32(total, 0);
+}
 #endif
 
 /// Four lanes per chain: what a baseline register holds. Without an fma instruction in the baseline
@@ -95,6 +115,8 @@ FmaLoop fma_loop(std::string_view isa) {
 #if defined(__x86_64__)
     if (isa == "avx512") return {16, fma_chains_avx512};
     if (isa == "avx2") return {8, fma_chains_avx2};
+#elif defined(__aarch64__)
+    if (isa == "neon") return {8, fma_chains_neon};
 #endif
     return {4, fma_chains_baseline};
 }

@@ -13,8 +13,8 @@ std::string cpu_model();
 double read_bandwidth(int n_threads);
 
 /// Fused multiply-add throughput of `n_threads` threads in floating-point operations per second (2
-/// per multiply-add) with the registers of a kernel variant of this CPU: "avx512", "avx2", or what
-/// every CPU has for any other name.
+/// per multiply-add) with the registers of a kernel variant of this CPU: "avx512", "avx2", "neon",
+/// or what every CPU has for any other name.
 double fma_peak(int n_threads, std::string_view isa);
 
 /// Seconds since some start.
