@@ -17,9 +17,17 @@ void matmul(const KernelTable& table, const Matrix& w, const float* x, std::size
             std::size_t n_rows, float* y, std::size_t y_stride) noexcept;
 
 /// Calls body(i) for i in [0, n), split over threads; body must not throw.
+///
+/// One thread does it alone without OpenMP: GCC's runtime takes memory for a team whenever its size
+/// is not that of the last one.
 template <typename Body>
 void parallel_for(std::size_t n, const Body& body) noexcept {
-#pragma omp parallel for schedule(static) num_threads(threads()) if (n > 1)
+    const int n_threads = threads();
+    if (n <= 1 || n_threads <= 1) {
+        for (std::size_t i = 0; i < n; ++i) body(i);
+        return;
+    }
+#pragma omp parallel for schedule(static) num_threads(n_threads)
     for (std::size_t i = 0; i < n; ++i) body(i);
 }
 
