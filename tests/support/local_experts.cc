@@ -1,6 +1,7 @@
 #include "tests/support/local_experts.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "common/model/tensor_names.h"
 
@@ -20,11 +21,35 @@ Status LocalExperts::start(const trunk::Routing& routing, std::span<const float>
 Status LocalExperts::finish(std::span<std::int64_t> sums) {
     std::fill(sums.begin(), sums.end(), 0);
     if (fault) RETURN_IF_ERROR(fault(routing_.layer));
-    std::map<std::uint32_t, std::vector<std::size_t>> by_expert;
-    for (std::size_t i = 0; i < routing_.n_rows * routing_.top_k; ++i)
-        by_expert[routing_.ids[i]].push_back(i);
-    for (const auto& [expert, picks] : by_expert) RETURN_IF_ERROR(run_expert(expert, picks, sums));
+    take_scratch();
+    std::iota(order_.begin(), order_.end(), std::size_t{0});
+    std::sort(order_.begin(), order_.end(), [this](std::size_t a, std::size_t b) {
+        return std::pair(routing_.ids[a], a) < std::pair(routing_.ids[b], b);
+    });
+    for (std::size_t first = 0; first < order_.size();) {
+        const std::uint32_t expert = routing_.ids[order_[first]];
+        std::size_t last = first;
+        while (last < order_.size() && routing_.ids[order_[last]] == expert) ++last;
+        RETURN_IF_ERROR(run_expert(expert, std::span(order_).subspan(first, last - first), sums));
+        first = last;
+    }
     return Status::ok();
+}
+
+/// For as many picks of one expert as there can be.
+void LocalExperts::take_scratch() {
+    const std::size_t n = routing_.n_rows;
+    order_.resize(n * routing_.top_k);
+    x_.resize(n * model_.config.moe.latent_size);
+    y_.resize(x_.size());
+    gate_.resize(n * model_.config.moe.moe_intermediate_size);
+    up_.resize(gate_.size());
+}
+
+void LocalExperts::load_all() {
+    for (std::uint32_t layer = model_.config.first_k_dense; layer < model_.config.n_layers; ++layer)
+        for (std::uint32_t expert = 0; expert < model_.config.moe.n_experts; ++expert)
+            load(layer, expert);
 }
 
 const LocalExperts::Expert& LocalExperts::load(std::uint32_t layer, std::uint32_t expert) {
@@ -57,19 +82,17 @@ Status LocalExperts::run_expert(std::uint32_t expert, std::span<const std::size_
     const Matrix w1 = matrix(0, inner, latent);
     const Matrix w2 = matrix(2, latent, inner);
     const Matrix w3 = matrix(4, inner, latent);
-    std::vector<float> x(picks.size() * latent), gate(picks.size() * inner), up(gate.size()),
-        y(x.size());
     for (std::size_t i = 0; i < picks.size(); ++i)
         std::copy_n(latent_.data() + picks[i] / routing_.top_k * latent, latent,
-                    x.data() + i * latent);
-    table_.matmul(w1, x.data(), latent, picks.size(), gate.data(), inner);
-    table_.matmul(w3, x.data(), latent, picks.size(), up.data(), inner);
-    table_.situ_glu(gate.data(), up.data(), gate.size(), model_.config.situ_beta,
-                    model_.config.situ_linear_beta, gate.data());
-    table_.matmul(w2, gate.data(), inner, picks.size(), y.data(), latent);
+                    x_.data() + i * latent);
+    table_.matmul(w1, x_.data(), latent, picks.size(), gate_.data(), inner);
+    table_.matmul(w3, x_.data(), latent, picks.size(), up_.data(), inner);
+    table_.situ_glu(gate_.data(), up_.data(), picks.size() * inner, model_.config.situ_beta,
+                    model_.config.situ_linear_beta, gate_.data());
+    table_.matmul(w2, gate_.data(), inner, picks.size(), y_.data(), latent);
     for (std::size_t i = 0; i < picks.size(); ++i) {
         std::int64_t* row = sums.data() + picks[i] / routing_.top_k * latent;
-        if (table_.accumulate_fixed(y.data() + i * latent, latent, routing_.weights[picks[i]],
+        if (table_.accumulate_fixed(y_.data() + i * latent, latent, routing_.weights[picks[i]],
                                     row) != latent)
             return Error{ErrorCode::corrupt,
                          "layer " + std::to_string(routing_.layer) + " expert " +

@@ -23,6 +23,10 @@ class LocalExperts final : public trunk::ExpertBackend {
     Status start(const trunk::Routing& routing, std::span<const float> latent) override;
     Status finish(std::span<std::int64_t> sums) override;
 
+    /// Reads every expert of the checkpoint; after that, and a call of as many rows, nothing here
+    /// takes memory.
+    void load_all();
+
     /// Asked at each finish(); an error becomes its result.
     std::function<Status(std::uint32_t layer)> fault;
     std::uint64_t n_prefetches = 0;
@@ -31,6 +35,7 @@ class LocalExperts final : public trunk::ExpertBackend {
     struct Expert {
         std::vector<std::byte> parts[6];
     };
+    void take_scratch();
     const Expert& load(std::uint32_t layer, std::uint32_t expert);
     Status run_expert(std::uint32_t expert, std::span<const std::size_t> picks,
                       std::span<std::int64_t> sums);
@@ -38,6 +43,8 @@ class LocalExperts final : public trunk::ExpertBackend {
     const model::Model& model_;
     const kernels::KernelTable& table_;
     std::map<std::pair<std::uint32_t, std::uint32_t>, Expert> loaded_;
+    std::vector<std::size_t> order_;        // picks of a call by expert
+    std::vector<float> x_, gate_, up_, y_;  // rows of one expert
     trunk::Routing routing_;
     std::span<const float> latent_;
 };
