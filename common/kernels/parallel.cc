@@ -1,9 +1,9 @@
 #include "common/kernels/parallel.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <atomic>
+
+#include "common/base/cores.h"
 
 namespace k3::kernels {
 
@@ -11,20 +11,14 @@ namespace {
 
 std::atomic<int> g_threads{0};  // 0: not set yet
 
-int cores_of_this_process() noexcept {
-    cpu_set_t allowed;
-    CPU_ZERO(&allowed);
-    if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return 1;
-    return std::max(1, CPU_COUNT(&allowed));
-}
-
 /// Rows a thread takes at once; a multiple of what the tables block by.
 constexpr std::size_t kRowBlock = 48;
 
 }  // namespace
 
 void set_threads(int n_threads) noexcept {
-    g_threads.store(n_threads > 0 ? n_threads : cores_of_this_process(), std::memory_order_relaxed);
+    if (n_threads <= 0) n_threads = static_cast<int>(machine_cores().allowed.size());
+    g_threads.store(std::max(n_threads, 1), std::memory_order_relaxed);
 }
 
 int threads() noexcept {
