@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <charconv>
 
+#include "common/base/cores.h"
 #include "common/base/log.h"
 
 namespace k3::transport {
@@ -73,19 +74,22 @@ void add_service_settings(Settings& settings, ServiceOptions& options) {
                         "or always into the message");
     settings.add_choice("log_level", &options.log_level, {"debug", "info", "warn", "error"},
                         "least important log lines to print");
+    settings.add_text("cores", &options.cores,
+                      "cores to run on, like 0-7,16; otherwise all that it may");
     settings.add_integer("lifeline_fd", &options.lifeline_fd, -1, 1 << 20,
                          "descriptor whose end of file ends this service; -1: none");
     settings.add_flag("insecure", &options.insecure,
                       "allow a tcp address that other boxes can reach, without any protection");
 }
 
-void start_logging(const ServiceOptions& options) {
+Status begin_service(const ServiceOptions& options) {
     const std::string& name = options.log_level;
     const log::Level level = name == "debug"   ? log::Level::debug
                              : name == "warn"  ? log::Level::warn
                              : name == "error" ? log::Level::error
                                                : log::Level::info;
     log::init(options.name, options.run_id == "0" ? "" : options.run_id, level);
+    return keep_to_cores(options.cores);
 }
 
 int fail(const Error& error, Server* server) {

@@ -16,6 +16,7 @@ struct ServiceOptions {
     std::string payload =
         "shm";  // where replies' tensors go if the caller can read them, or "inline"
     std::string log_level = "info";
+    std::string cores;  // "0-7,16"; empty: all that it was given
     std::int64_t lifeline_fd = -1;
     bool insecure = false;
 
@@ -27,8 +28,9 @@ struct ServiceOptions {
 /// Declares them; `options.name` should hold the service's default name.
 void add_service_settings(Settings& settings, ServiceOptions& options);
 
-/// log::init() with the name, run and level of the options.
-void start_logging(const ServiceOptions& options);
+/// To be called before anything starts a thread: log::init() with the name, run and level of the
+/// options, and this process kept to its cores. Errors: those of keep_to_cores().
+Status begin_service(const ServiceOptions& options);
 
 /// Logs the error as the last line, says it to callers for a moment if the server runs (state
 /// failed) and returns the exit code: `return fail(error, server.get());`

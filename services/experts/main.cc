@@ -34,7 +34,7 @@ k3::Result<k3::Settings::Action> read_settings(int argc, const char* const* argv
     settings.add_choice("policy", &out.experts.policy, {"rank-weighted", "lru"},
                         "which experts stay in memory");
     settings.add_integer("threads", &out.threads, 0, 1024,
-                         "threads that compute; 0: one for each core");
+                         "threads that compute; 0: one for each of its cores");
     settings.add_integer("read_threads", &n_readers, 1, 64, "expert reads going on at a time");
     settings.add_integer("read_wait_ms", &out.experts.read_wait_ms, 1, 3'600'000,
                          "how long one call may wait for its experts to be read");
@@ -62,7 +62,8 @@ int main(int argc, char** argv) {
     }
     if (*action == k3::Settings::Action::exit) return k3::kExitOk;
 
-    k3::transport::start_logging(settings.service);
+    if (auto begun = k3::transport::begin_service(settings.service); !begun.has_value())
+        return k3::transport::fail(begun.error(), nullptr);
     k3::kernels::set_threads(static_cast<int>(settings.threads));
     k3::transport::install_stop_signals();
     auto server =
@@ -83,7 +84,8 @@ int main(int argc, char** argv) {
     const k3::experts::ExpertCache::Slots slots = (*service)->cache().slots();
     k3::log::info("ready listen=" + settings.service.listen + " isa=" + k3::kernels::kernels().isa +
                   " experts=" + std::to_string((*service)->n_held()) +
-                  " cache_slots=" + std::to_string(slots.n_slots));
+                  " cache_slots=" + std::to_string(slots.n_slots) +
+                  " threads=" + std::to_string(k3::kernels::threads()));
     while (!(*server)->stopping())
         if (auto request = (*server)->next(k3::Deadline::after_ms(1000)))
             (*service)->handle(std::move(*request));

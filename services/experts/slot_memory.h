@@ -1,5 +1,8 @@
 #pragma once
 // The memory of the slots: one private mapping, in huge pages where the system has them.
+//
+// Nothing here touches it. The cache's reader threads do, and they keep to the cores of the process
+// (common/base/cores.h): so a slot lies on the NUMA node where it will be computed with.
 
 #include <cstddef>
 #include <cstdint>

@@ -60,7 +60,8 @@ int main(int argc, char** argv) {
     }
     if (*action == k3::Settings::Action::exit) return k3::kExitOk;
 
-    k3::transport::start_logging(settings.service);
+    if (auto begun = k3::transport::begin_service(settings.service); !begun.has_value())
+        return k3::transport::fail(begun.error(), nullptr);
     k3::telemetry::Counters counters;
     k3::transport::install_stop_signals();
     auto server =

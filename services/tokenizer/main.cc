@@ -33,7 +33,8 @@ int main(int argc, char** argv) {
     }
     if (*action == k3::Settings::Action::exit) return k3::kExitOk;
 
-    k3::transport::start_logging(options);
+    if (auto begun = k3::transport::begin_service(options); !begun.has_value())
+        return k3::transport::fail(begun.error(), nullptr);
     k3::transport::install_stop_signals();
     auto server = k3::transport::Server::create(options.server(k3::msg::ServiceKind::tokenizer));
     if (!server.has_value()) return k3::transport::fail(server.error(), nullptr);

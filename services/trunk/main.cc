@@ -45,7 +45,8 @@ Result<Settings::Action> read_settings(int argc, const char* const* argv, TrunkS
     settings.add_text("model", &out.model, "directory of the checkpoint", true);
     settings.add_text("layers", &out.layers, "layers of this stage: all, or first-last");
     settings.add_list("experts", &out.experts, "endpoint of an expert server, once for each");
-    settings.add_integer("threads", &out.threads, 0, 1024, "compute threads; 0: one per core");
+    settings.add_integer("threads", &out.threads, 0, 1024,
+                         "compute threads; 0: one for each of its cores");
     settings.add_integer("max_sessions", &out.max_sessions, 1, 1 << 20, "sessions open at once");
     settings.add_integer("max_step_rows", &out.max_step_rows, 1,
                          static_cast<std::int64_t>(msg::kMaxStepRows),
@@ -243,6 +244,7 @@ int main(int argc, char** argv) {
         return k3::exit_code(action.error().code);
     }
     if (*action == k3::Settings::Action::exit) return k3::kExitOk;
-    k3::transport::start_logging(settings.service);
+    if (auto begun = k3::transport::begin_service(settings.service); !begun.has_value())
+        return k3::transport::fail(begun.error(), nullptr);
     return k3::trunk::run(settings);
 }

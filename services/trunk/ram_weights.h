@@ -1,5 +1,6 @@
 #pragma once
-// All weights of a stage's layers in memory, read once at start.
+// All weights of a stage's layers in memory, read once at start, by one thread: they lie on the
+// NUMA node of the cores that the process keeps to, if these are of one node (docs/operating.md).
 
 #include <cstddef>
 #include <cstdint>

@@ -57,7 +57,8 @@ int main(int argc, char** argv) {
     options.name = flags["name"];
     options.listen = flags["listen"];
     if (flags.contains("run-id")) options.run_id = flags["run-id"];
-    transport::start_logging(options);
+    if (auto begun = transport::begin_service(options); !begun.has_value())
+        return transport::fail(begun.error(), nullptr);
     if (flags.contains("complain")) {
         std::fprintf(stderr, "fake_service: cannot be started like this\n");
         return 2;

@@ -53,7 +53,8 @@ int main(int argc, char** argv) {
     settings.add_choice("mode", &mode, {"serve", "compute", "fail"}, "what it does after starting");
     Result<Settings::Action> action = settings.parse(argc, argv);
     if (!action.has_value()) return fail(action.error(), nullptr);
-    start_logging(options);
+    if (auto begun = begin_service(options); !begun.has_value())
+        return fail(begun.error(), nullptr);
     install_stop_signals();
     auto server = Server::create(options.server(msg::ServiceKind::tokenizer));
     if (!server.has_value()) return fail(server.error(), nullptr);
