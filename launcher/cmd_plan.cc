@@ -13,6 +13,7 @@
 #include "launcher/commands.h"
 #include "launcher/pipeline_file.h"
 #include "launcher/run_directory.h"
+#include "launcher/stage_cores.h"
 #include "launcher/stage_plan.h"
 #include "launcher/words.h"
 
@@ -131,6 +132,21 @@ Status print_totals(const model::Model& model) {
     return Status::ok();
 }
 
+using Models = std::map<std::filesystem::path, model::Model>;
+
+/// ": MEMORY; CORES", whichever there are.
+Result<std::string> facts_of(const StagePlan& stage, const Models& models,
+                             const MachineCores& cores_here) {
+    std::string facts;
+    if (!stage.model.empty()) {
+        ASSIGN_OR_RETURN(facts, memory_of(stage, models.at(stage.model)));
+    }
+    ASSIGN_OR_RETURN(const std::string cores, describe_cores(stage, cores_here));
+    if (!facts.empty() && !cores.empty()) facts += "; ";
+    facts += cores;
+    return facts.empty() ? facts : ": " + facts;
+}
+
 Status print_plan(const PlanCommand& command) {
     ASSIGN_OR_RETURN(std::filesystem::path config, config_or_default(command.config));
     ASSIGN_OR_RETURN(PipelineSpec spec, load_pipeline(config));
@@ -138,12 +154,13 @@ Status print_plan(const PlanCommand& command) {
     std::filesystem::path base = run_base(command.run_dir.empty() ? spec.run_dir : command.run_dir);
     // Run id 0: a process started by hand belongs to no run.
     ASSIGN_OR_RETURN(PipelinePlan plan, make_plan(spec, base / spec.name, 0));
-    std::map<std::filesystem::path, model::Model> models;
+    Models models;
     for (const StagePlan& stage : plan.stages)
         if (!stage.model.empty() && !models.contains(stage.model)) {
             ASSIGN_OR_RETURN(model::Model opened, model::open_model(stage.model));
             models.emplace(stage.model, std::move(opened));
         }
+    const MachineCores cores_here = machine_cores();
     fmt::print("pipeline '{}' of {}: {} to start, {} attached\n\n", plan.name, spec.file.string(),
                plan.n_owned(), plan.stages.size() - plan.n_owned());
     fmt::print("mkdir -p -m 700 {}\n", shell_line({plan.run_directory.string()}));
@@ -152,16 +169,12 @@ Status print_plan(const PlanCommand& command) {
             fmt::print("\n# {}: attached at {}, not started\n", stage.name, stage.endpoint);
             continue;
         }
-        std::string memory;
-        if (!stage.model.empty()) {
-            ASSIGN_OR_RETURN(memory, memory_of(stage, models.at(stage.model)));
-        }
+        ASSIGN_OR_RETURN(const std::string facts, facts_of(stage, models, cores_here));
         std::vector<std::string> words;
         for (const auto& [name, value] : stage.env)
             words.push_back(fmt::format("{}={}", name, value));
         words.insert(words.end(), stage.argv.begin(), stage.argv.end());
-        fmt::print("\n# {}{}{}\n{}\n", stage.name, memory.empty() ? "" : ": ", memory,
-                   shell_line(words));
+        fmt::print("\n# {}{}\n{}\n", stage.name, facts, shell_line(words));
     }
     for (const auto& [path, model] : models) RETURN_IF_ERROR(print_totals(model));
     return Status::ok();

@@ -124,6 +124,7 @@ TEST_CASE("plan prints what would start and the bytes it needs") {
     CHECK(has(plan.out, "k3-experts --listen ipc://"));
     CHECK(has(plan.out, "share 'all': 192 experts"));
     CHECK(has(plan.out, "read per token, at most"));
+    CHECK(has(plan.out, "; 2 threads on core"));
     for (const char* config : {"tiny.toml", "tiny-three-experts.toml", "swap-a-stage.toml"})
         CHECK(world.k3pipe({"plan", "-c", (source_root() / "configs" / config).string()}).code ==
               0);
