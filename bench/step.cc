@@ -7,6 +7,10 @@
 // the pipeline idles: two figures that differ tell of a neighbour. With --one-process the same
 // steps are then made by function calls: what the pipeline takes longer is the price of its
 // processes. Without a checkpoint of released dimensions: `k3pipe synth DIR` writes one.
+//
+// --neighbour PAIRS also decodes in turns with and without a niced busy process beside the
+// pipeline. It takes only what nobody else wants, and yet a step whose threads wait for one another
+// at every product can lose far more than that: each of its slices stops them all.
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -26,6 +30,7 @@
 #include <thread>
 
 #include "bench/machine.h"
+#include "bench/neighbour.h"
 #include "bench/one_process.h"
 #include "common/base/settings.h"
 #include "common/kernels/kernel_table.h"
@@ -54,6 +59,7 @@ struct Options {
     int threads = 0;
     bool one_process = false;
     int start_s = 600;
+    std::uint32_t neighbour_pairs = 0;
     fs::path json_file;
 };
 
@@ -216,6 +222,62 @@ nlohmann::json report(const Phase& phase) {
             {"rest_s", phase.rest_s}};
 }
 
+double median(std::vector<double> values) {
+    std::sort(values.begin(), values.end());
+    const std::size_t half = values.size() / 2;
+    return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
+}
+
+/// Seconds of a decode, in turns: alone, beside the neighbour, beside it, alone, ...
+struct Neighbourly {
+    std::vector<double> alone_s;
+    std::vector<double> beside_s;
+    double ratio() const { return median(beside_s) / median(alone_s); }
+};
+
+double decode_seconds(launcher::GatewayClient& client, std::uint32_t n_tokens) {
+    const double start = bench::now();
+    generate(client, 1, n_tokens);
+    return bench::now() - start;
+}
+
+double decode_beside_neighbour(launcher::GatewayClient& client, std::uint32_t n_tokens) {
+    const bench::Neighbour neighbour;
+    if (!neighbour.is_there()) fail("cannot start nice and sh for the neighbour");
+    // It has been running for a while, as a neighbour has.
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    return decode_seconds(client, n_tokens);
+}
+
+Neighbourly measure_neighbour(launcher::GatewayClient& client, const Options& options) {
+    Neighbourly out;
+    for (std::uint32_t pair = 0; pair < options.neighbour_pairs; ++pair) {
+        const bool is_first = pair % 2 == 1;
+        if (is_first) out.beside_s.push_back(decode_beside_neighbour(client, options.tokens));
+        out.alone_s.push_back(decode_seconds(client, options.tokens));
+        if (!is_first) out.beside_s.push_back(decode_beside_neighbour(client, options.tokens));
+    }
+    return out;
+}
+
+nlohmann::json report(const Neighbourly& measured, std::uint32_t n_tokens) {
+    const auto line = [&](const char* what, const std::vector<double>& seconds) {
+        const auto [least, most] = std::minmax_element(seconds.begin(), seconds.end());
+        const double ms = 1e3 / n_tokens;
+        fmt::print("  {:<44} {:9.2f} ms  ({:.2f} to {:.2f})\n", what, ms * median(seconds),
+                   ms * *least, ms * *most);
+    };
+    fmt::print("\ndecode of {} tokens, {} times with and without a niced busy process; a token:\n",
+               n_tokens, measured.alone_s.size());
+    line("alone, median", measured.alone_s);
+    line("beside it", measured.beside_s);
+    fmt::print("  beside it / alone {:36.2f}\n", measured.ratio());
+    return {{"tokens", n_tokens},
+            {"alone_s", measured.alone_s},
+            {"beside_s", measured.beside_s},
+            {"ratio", measured.ratio()}};
+}
+
 /// The pipeline file that --model stands for; gone with this object.
 class PipelineFile {
   public:
@@ -325,6 +387,8 @@ int run(const Options& options, const fs::path& program) {
         phases.push_back(measure("prefill", record, client, options.prompt, 1));
         for (const Phase& phase : phases) json["phases"].push_back(report(phase));
         report_shares(phases, cost, before, Limits::measure(n_threads), json);
+        if (options.neighbour_pairs > 0)
+            json["neighbour"] = report(measure_neighbour(client, options), options.tokens);
     }
     if (options.one_process) compare_with_one_process(options, model, n_threads, phases, json);
     if (options.json_file.empty()) return 0;
@@ -359,6 +423,8 @@ int main(int argc, char** argv) {
     app.add_option("--start-s", options.start_s, "longest wait for the pipeline")
         ->check(CLI::PositiveNumber)
         ->capture_default_str();
+    app.add_option("--neighbour", options.neighbour_pairs,
+                   "so many pairs of decodes, with and without a niced busy process beside them");
     app.add_option("--json", options.json_file, "also write the results to this file");
     try {
         app.parse(argc, argv);
