@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "common/kernels/idle_threads.h"
 #include "launcher/starter.h"
 
 extern char** environ;
@@ -58,9 +59,13 @@ std::vector<std::string> environment_of(const Command& command) {
     // Idle compute threads of one service would spin on the cores that the next one needs. It has
     // to be here, because their runtime reads it before main() (common/kernels/idle_threads.h).
     bool chosen = std::any_of(variables.begin(), variables.end(), [](const std::string& variable) {
-        return variable.starts_with("OMP_WAIT_POLICY=") || variable.starts_with("GOMP_SPINCOUNT=");
+        return std::any_of(
+            kernels::kIdleThreads.begin(), kernels::kIdleThreads.end(),
+            [&](const auto& pair) { return variable.starts_with(fmt::format("{}=", pair.first)); });
     });
-    if (!chosen) variables.emplace_back("OMP_WAIT_POLICY=passive");
+    if (!chosen)
+        for (const auto& [name, value] : kernels::kIdleThreads)
+            variables.push_back(fmt::format("{}={}", name, value));
     return variables;
 }
 

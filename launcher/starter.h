@@ -49,8 +49,8 @@ class ProcessStarter {
     virtual std::optional<Ending> reap(Process& process) noexcept = 0;
 };
 
-/// Children of this process, in our environment and the command's, with OMP_WAIT_POLICY=passive
-/// unless either of them says how idle compute threads should wait. All of them inherit one
+/// Children of this process, in our environment and the command's, with the variables of
+/// common/kernels/idle_threads.h unless either says how idle compute threads should wait. All of them inherit one
 /// lifeline: the reading end of a pipe that only we write, passed as `--lifeline-fd N`; its end of
 /// file tells them that we died. Error: io.
 Result<std::unique_ptr<ProcessStarter>> make_local_starter();

@@ -28,10 +28,10 @@ bool is_in_valgrind() {
 }  // namespace
 
 void let_idle_threads_sleep(char* const* argv) noexcept {
-    if (std::getenv("OMP_WAIT_POLICY") != nullptr || std::getenv("GOMP_SPINCOUNT") != nullptr)
-        return;
-    // Enough for LLVM's runtime, which reads it at the first parallel section.
-    ::setenv("OMP_WAIT_POLICY", "passive", 1);
+    for (const auto& [name, value] : kIdleThreads)
+        if (std::getenv(name) != nullptr) return;
+    // Enough for LLVM's runtime, which reads its variable at the first parallel section.
+    for (const auto& [name, value] : kIdleThreads) ::setenv(name, value, 1);
     if (is_traced() || is_in_valgrind()) return;
     // Not by the name /proc/self/exe itself: the process would be called "exe" then.
     std::array<char, 4096> path{};

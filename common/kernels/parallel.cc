@@ -11,8 +11,17 @@ namespace {
 
 std::atomic<int> g_threads{0};  // 0: not set yet
 
-/// Rows a thread takes at once; a multiple of what the tables block by.
+/// Rows of weights that are never split; a multiple of what the tables block by.
 constexpr std::size_t kRowBlock = 48;
+
+/// Parts of a product that the threads take one by one: so many for each thread that the last ones
+/// to end do not keep the others waiting for long, and with several rows of activations, which each
+/// part splits into lanes for itself, none of fewer than four blocks.
+std::size_t parts_of(std::size_t n_blocks, std::size_t n_rows) noexcept {
+    const auto n_threads = static_cast<std::size_t>(threads());
+    const std::size_t most = n_rows == 1 ? n_blocks : n_blocks / 4;
+    return std::min(n_blocks, std::clamp(most, n_threads, 8 * n_threads));
+}
 
 }  // namespace
 
@@ -31,8 +40,8 @@ int threads() noexcept {
 void matmul(const KernelTable& table, const Matrix& w, const float* x, std::size_t x_stride,
             std::size_t n_rows, float* y, std::size_t y_stride) noexcept {
     const std::size_t n_blocks = (w.n_out + kRowBlock - 1) / kRowBlock;
-    const std::size_t n_parts = std::min(n_blocks, static_cast<std::size_t>(threads()));
-    if (n_parts <= 1 || w.n_out * w.n_in * n_rows < kMinParallelWork) {
+    const std::size_t n_parts = parts_of(n_blocks, n_rows);
+    if (n_parts <= 1 || threads() <= 1 || w.n_out * w.n_in * n_rows < kMinParallelWork) {
         table.matmul(w, x, x_stride, n_rows, y, y_stride);
         return;
     }

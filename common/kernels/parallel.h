@@ -27,7 +27,8 @@ void parallel_for(std::size_t n, const Body& body) noexcept {
         for (std::size_t i = 0; i < n; ++i) body(i);
         return;
     }
-#pragma omp parallel for schedule(static) num_threads(n_threads)
+// Dynamic: a thread that another process keeps from its core must not keep the others waiting.
+#pragma omp parallel for schedule(dynamic) num_threads(n_threads)
     for (std::size_t i = 0; i < n; ++i) body(i);
 }
 

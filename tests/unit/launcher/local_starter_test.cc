@@ -70,8 +70,8 @@ TEST_CASE("idle compute threads of a child sleep unless somebody has chosen othe
     Variable policy("OMP_WAIT_POLICY", std::nullopt);
     Variable spins("GOMP_SPINCOUNT", std::nullopt);
     Variable colour("COLOUR", "red");
-    CHECK(seen_by_child({}) == "passive - red");
-    CHECK(seen_by_child({{"COLOUR", "blue"}}) == "passive - blue");
+    CHECK(seen_by_child({}) == "passive 3000 red");
+    CHECK(seen_by_child({{"COLOUR", "blue"}}) == "passive 3000 blue");
     CHECK(seen_by_child({{"OMP_WAIT_POLICY", "active"}}) == "active - red");
     CHECK(seen_by_child({{"GOMP_SPINCOUNT", "7"}}) == "- 7 red");
     SUBCASE("by the policy in our environment") {
