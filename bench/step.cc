@@ -377,7 +377,7 @@ int run(const Options& options, const fs::path& program) {
             record.gateway, std::stoull(record.run_id, nullptr, 16), Deadline::after_ms(kAskMs),
             [] { return false; }));
         // Wakes threads, fills the expert cache.
-        generate(client, 2, std::max(options.tokens, 4U));
+        generate(client, options.prompt, std::max(options.tokens, 4U));
         fmt::print("{}; {} threads\n", bench::cpu_model(), n_threads);
         json["cpu"] = bench::cpu_model();
         json["threads"] = n_threads;
