@@ -25,6 +25,18 @@ enum State {
 struct Hello {
   # First message of a caller on a connection, and again whenever the peer's instance changed.
   probes @0 :List(Types.SegmentProbe);  # segments the caller will point into; at most 64
+  laneKey @1 :UInt64;         # not 0: a fast lane is wanted, for ExpertCalls (docs/formats/lane.md);
+                              # random, and the same whenever this connection says hello again
+}
+
+struct LaneOffer {
+  # A fast lane of the server that is the caller's from now on; it need not be used.
+  pid @0 :UInt32;             # its shared memory is /proc/<pid>/fd/<fd>; 0: no lane
+  fd @1 :UInt32;
+  nonce @2 :UInt64;           # at the head of that memory
+  index @3 :UInt32;           # of the lane
+  token @4 :UInt64;           # repeated in every message of the lane
+  computeThreads @5 :UInt32;  # of the server: the caller spins only if there are cores for that too
 }
 
 struct LayerRange {
@@ -91,6 +103,7 @@ struct Announcement {
     experts @12 :ExpertFacts;
     sampler @13 :SamplerFacts;
   }
+  lane @14 :LaneOffer;        # if Hello.laneKey asked for one, and the server reads probes[0]
 }
 
 struct Pong {

@@ -77,6 +77,9 @@ class ArenaReader {
 /// "/k3-<run id in hex>-<service>-<pid>", cut to a legal length.
 std::string segment_name(std::uint64_t run_id, std::string_view service);
 
+/// True if the segment is there, holds the nonce, and its owner is not certainly gone.
+bool segment_in_use(const msg::SegmentProbe& probe);
+
 /// Removes /dev/shm segments of this project whose owner process is gone; returns their names.
 std::vector<std::string> sweep_dead_segments();
 /// The same for one run: what a service left that was killed while the others go on.

@@ -89,6 +89,14 @@ std::string segment_name(std::uint64_t run_id, std::string_view service) {
     return head + middle + tail;
 }
 
+bool segment_in_use(const msg::SegmentProbe& probe) {
+    if (!check_segment_name(probe.segment).has_value()) return false;
+    Fd fd(::shm_open(probe.segment.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW, 0));
+    if (!fd.valid()) return false;
+    Result<ArenaHeader> header = read_arena_header(fd, probe.segment);
+    return header.has_value() && header->nonce == probe.nonce && !certainly_gone(header->owner());
+}
+
 std::vector<std::string> sweep_dead_segments() { return sweep_names_with(kSegmentPrefix); }
 std::vector<std::string> sweep_dead_segments(std::uint64_t run_id) {
     return sweep_names_with(run_prefix(run_id));

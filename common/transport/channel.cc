@@ -3,21 +3,19 @@
 #include <zmq.h>
 
 #include <algorithm>
-#include <cstring>
 #include <deque>
 #include <map>
 #include <random>
 #include <utility>
 
 #include "common/transport/endpoint.h"
-#include "common/transport/zmq_socket.h"
+#include "common/transport/lane_link.h"
+#include "common/transport/zmq_link.h"
 
 namespace k3::transport {
 
 namespace {
 
-constexpr int kNeverMs = 1000 * 60 * 60 * 24;
-constexpr int kConnectTimeoutMs = 2000;
 constexpr std::int64_t kSendWaitMs = 1000;  // for room in the socket while the peer is connected
 constexpr std::int64_t kAgainMs = 20;  // between two questions to a peer that loads or is not there
 constexpr std::size_t kMaxStoredReplies = 65536;  // of one call, while others are waited for
@@ -28,11 +26,11 @@ std::uint64_t random_call_id() {
 }
 
 constexpr const char* kRepeat = "the request can be repeated when it is back";
-constexpr const char* kNobody = "does not answer: nobody listens there";
 
 /// Waiting for the other end of a reply or of a connection.
 struct Call {
-    std::string name;  // of the request, for sentences
+    std::string name;      // of the request, for sentences
+    bool by_lane = false;  // where its reply is waited for
     std::deque<Reply> replies;
     std::optional<Error> failure;
 };
@@ -44,7 +42,7 @@ class Channel::Impl {
     explicit Impl(Options options) : options_(std::move(options)) {}
     Impl(const Impl&) = delete;
     Impl& operator=(const Impl&) = delete;
-    ~Impl() { close(); }
+    ~Impl() = default;
 
     const Options& options() const { return options_; }
     const std::string& failed_service() const { return failed_service_; }
@@ -62,14 +60,18 @@ class Channel::Impl {
                                     Deadline deadline) {
         pump();
         greeted_ = false;
+        close_lane("is given back by a new hello");
         std::optional<msg::Pong> last;
         while (true) {
-            Result<msg::Announcement> answer = ask<msg::Announcement>(msg::Hello{probes}, deadline);
+            const std::uint64_t key = options_.use_lane && !probes.empty() ? lane_key_ : 0;
+            Result<msg::Announcement> answer =
+                ask<msg::Announcement>(msg::Hello{probes, key}, deadline);
             if (!answer.has_value())
                 return last && deadline.expired() ? not_ready(*last) : std::move(answer).error();
             if (answer->state == msg::State::ready) {
                 greeted_ = true;
                 instance_ = answer->instance;
+                open_lane(answer->lane);
                 return answer;
             }
             Result<msg::Pong> pong = ask<msg::Pong>(msg::Ping{}, deadline);
@@ -86,10 +88,10 @@ class Channel::Impl {
     }
 
     Result<std::uint64_t> send(msg::Body body, std::vector<msg::Bytes> frames) {
-        pump();
+        LaneLink* lane = std::holds_alternative<msg::ExpertCall>(body) ? lane_.get() : nullptr;
+        if (lane == nullptr) pump();  // receive() does, while the peer is at work
         if (!greeted_) return not_greeted(msg::name_of(body));
-        Deadline deadline = Deadline::after_ms(kSendWaitMs);
-        return put(std::move(body), std::move(frames), deadline);
+        return put(std::move(body), std::move(frames), Deadline::after_ms(kSendWaitMs), lane);
     }
 
     void post(msg::Body body) {
@@ -97,12 +99,12 @@ class Channel::Impl {
         if (!greeted_) return;
         msg::Bytes envelope = msg::encode({options_.run_id, 0, std::move(body)});
         std::vector<msg::Bytes> none;
-        socket_->send({}, envelope, none);
+        socket_->send(envelope, none);
     }
 
     Result<Reply> receive(std::uint64_t call_id, Deadline deadline, bool more) {
         while (true) {
-            pump();
+            if (!has_lane_answered(call_id)) pump();
             auto found = calls_.find(call_id);
             if (found == calls_.end())
                 return Error{
@@ -120,8 +122,19 @@ class Channel::Impl {
                              where() + " has not answered " + call.name + " in the time granted",
                              "raise the limit, or see what it is doing (k3pipe status)"};
             watch_liveness();
-            wait(deadline, ZMQ_POLLIN);
+            wait(call.by_lane && lane_ ? static_cast<Link&>(*lane_) : *socket_, deadline, false);
         }
+    }
+
+    const Lane& lane() const noexcept { return lane_facts_; }
+
+    bool lane_takes(std::size_t request_bytes, std::size_t reply_bytes) const noexcept {
+        return lane_ && lane_->takes(request_bytes, reply_bytes);
+    }
+
+    void set_lane_spin_us(std::uint32_t us) noexcept {
+        spin_us_ = us;
+        if (lane_) lane_->set_spin_us(us);
     }
 
     void forget(std::uint64_t call_id) noexcept { calls_.erase(call_id); }
@@ -152,54 +165,38 @@ class Channel::Impl {
 
     // ---- the socket -------------------------------------------------------------------------
 
-    /// A new socket if there is none that works. One socket serves one connection: ZeroMQ's own
-    /// reconnecting would hand what is still unsent to the peer's successor, and with ZMQ_IMMEDIATE
-    /// it would throw away replies that have arrived.
+    /// A new socket if there is none that works: each serves one connection.
     void open() {
         if (socket_ && !broken_) return;
-        close();
+        socket_.reset();
         broken_ = false;
-        socket_ = std::make_unique<ZmqSocket>(context_, ZMQ_DEALER);
-        socket_->set(ZMQ_RECONNECT_IVL, kNeverMs);
-        socket_->set(ZMQ_CONNECT_TIMEOUT, kConnectTimeoutMs);
-        if (options_.endpoint.find('[') != std::string::npos) socket_->set(ZMQ_IPV6, 1);
-        socket_->set_max_message_bytes(options_.max_message_bytes);
-        const std::string name = "inproc://monitor-" + std::to_string(++n_monitors_);
-        ::zmq_socket_monitor(socket_->get(), name.c_str(),
-                             ZMQ_EVENT_CONNECTED | ZMQ_EVENT_DISCONNECTED |
-                                 ZMQ_EVENT_CONNECT_RETRIED | ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL |
-                                 ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL |
-                                 ZMQ_EVENT_HANDSHAKE_FAILED_AUTH);
-        monitor_ = std::make_unique<ZmqSocket>(context_, ZMQ_PAIR);
-        monitor_->connect(name);
-        connected_ = false;
-        socket_->connect(options_.endpoint);
+        socket_ = std::make_unique<ZmqLink>(
+            context_,
+            ZmqLink::Options{options_.endpoint, options_.max_message_bytes, ++n_sockets_});
         heard_at_ = Clock::now();
     }
 
-    void close() {
-        if (!socket_) return;
-        // Last words are for a peer that is there.
-        if (broken_ || !connected_) socket_->set(ZMQ_LINGER, 0);
-        ::zmq_socket_monitor(socket_->get(), nullptr, 0);
-        monitor_.reset();
-        socket_.reset();
+    void open_lane(const msg::LaneOffer& offer) {
+        if (!options_.use_lane || offer.pid == 0) return;
+        Result<std::unique_ptr<LaneLink>> opened = LaneLink::open(offer);
+        if (!opened.has_value()) return;  // the socket always works
+        lane_ = std::move(opened).value();
+        lane_->set_spin_us(spin_us_);
+        lane_facts_.is_open = true;
+        lane_facts_.peer_threads = offer.compute_threads;
     }
 
-    /// Why the connection ended, if it did.
-    std::optional<std::string> read_events() {
-        std::optional<std::string> ended;
-        while (std::optional<std::vector<msg::Bytes>> frames = monitor_->receive()) {
-            std::uint16_t event = 0;
-            std::memcpy(&event, (*frames)[0].data(), sizeof(event));
-            if (event == ZMQ_EVENT_CONNECTED)
-                connected_ = true;
-            else if (!ended)  // the first one is the cause: the end of a connection is followed by
-                ended = event == ZMQ_EVENT_CONNECT_RETRIED ? kNobody  // a plan to connect again
-                        : event == ZMQ_EVENT_DISCONNECTED  ? "has closed the connection"
-                                                           : "does not speak this protocol";
-        }
-        return ended;
+    /// Goes on without; whoever waits for a reply through it is told to ask again.
+    void close_lane(const std::string& reason) {
+        if (!lane_) return;
+        lane_.reset();
+        lane_facts_.is_open = false;
+        for (auto& [id, call] : calls_)
+            if (call.by_lane && !call.failure && call.replies.empty())
+                call.failure = Error{ErrorCode::stale,
+                                     "the fast lane to " + where() + " " + reason + " while " +
+                                         call.name + " was outstanding",
+                                     "the request can be repeated"};
     }
 
     /// Ends every outstanding call. The socket is given up as well, with all that it still holds.
@@ -207,6 +204,9 @@ class Channel::Impl {
         greeted_ = false;
         broken_ = true;
         lost_reason_ = reason;
+        socket_->give_up();
+        lane_.reset();
+        lane_facts_.is_open = false;
         for (auto& [id, call] : calls_)
             if (!call.failure)
                 call.failure =
@@ -223,19 +223,40 @@ class Channel::Impl {
         if (now - last_pump_ > std::chrono::milliseconds(2 * options_.ping_ms)) heard_at_ = now;
         last_pump_ = now;
         if (!socket_ || broken_) return;
-        // The events first: what came before the end of the connection is then still read below.
-        const std::optional<std::string> ended = read_events();
-        while (std::optional<std::vector<msg::Bytes>> frames = socket_->receive())
-            dispatch(std::move(*frames));
-        if (ended && !broken_) lose(*ended);
+        // The end first: what came before it is then still read below.
+        socket_->look();
+        Incoming message;
+        while (socket_->receive(message)) dispatch(message);
+        if (lane_) pump_lane();
+        if (!socket_->ended().empty() && !broken_) lose(socket_->ended());
     }
 
-    void wait(Deadline deadline, short events) {
-        Deadline until = deadline.min(Deadline::after_ms(
-            std::max<std::int64_t>(1, std::min(options_.ping_ms, options_.liveness_ms))));
-        zmq_pollitem_t items[2] = {{socket_->get(), 0, events, 0},
-                                   {monitor_->get(), 0, ZMQ_POLLIN, 0}};
-        ::zmq_poll(items, broken_ ? 0 : 2, until.remaining_ms());
+    void pump_lane() {
+        Incoming message;
+        if (!lane_->receive(message)) {
+            if (!lane_->ended().empty()) close_lane(lane_->ended());
+            return;
+        }
+        // An empty one says that the reply takes the socket.
+        if (!message.envelope.empty() && dispatch(message) != lane_call_)
+            return close_lane("holds what is no answer");
+        auto found = calls_.find(lane_call_);
+        if (found != calls_.end()) found->second.by_lane = false;
+    }
+
+    /// Looking at the socket as well takes some microseconds, which nobody misses then.
+    bool has_lane_answered(std::uint64_t call_id) {
+        if (!lane_ || call_id != lane_call_) return false;
+        pump_lane();
+        auto found = calls_.find(call_id);
+        return found != calls_.end() && !found->second.replies.empty();
+    }
+
+    void wait(Link& link, Deadline deadline, bool for_room) {
+        if (broken_) return pause(deadline);
+        link.wait(deadline.min(Deadline::after_ms(
+                      std::max<std::int64_t>(1, std::min(options_.ping_ms, options_.liveness_ms)))),
+                  for_room);
     }
 
     void pause(Deadline deadline) {
@@ -244,24 +265,33 @@ class Channel::Impl {
 
     // ---- questions and answers --------------------------------------------------------------
 
-    /// Hands a message to the socket, waiting for room until `deadline`.
-    Result<std::uint64_t> put(msg::Body body, std::vector<msg::Bytes> frames, Deadline deadline) {
+    /// Hands a message to `lane` (null: none) if that takes it, else to the socket, waiting for
+    /// room until `deadline`.
+    Result<std::uint64_t> put(msg::Body body, std::vector<msg::Bytes> frames, Deadline deadline,
+                              LaneLink* lane) {
         const std::uint64_t call_id = next_call_id_++;
         const std::string name(msg::name_of(body));
         msg::Bytes envelope = msg::encode({options_.run_id, call_id, std::move(body)});
-        while (socket_->send({}, envelope, frames) != SendOutcome::sent) {
+        const bool by_lane = lane != nullptr && lane->send(envelope, frames) == SendOutcome::sent;
+        while (!by_lane && socket_->send(envelope, frames) != SendOutcome::sent) {
             if (deadline.expired())
                 return Error{ErrorCode::unavailable,
                              where() + " does not take " + name + ": the queue towards it is full",
                              "it may be overloaded; ask again later"};
-            wait(deadline, ZMQ_POLLOUT);
+            wait(*socket_, deadline, true);
             pump();
             if (broken_)
                 return Error{ErrorCode::unavailable, where() + " " + lost_reason_, kRepeat};
         }
         // While nothing was asked nobody had to answer: silence begins with the first question.
         if (calls_.empty()) heard_at_ = Clock::now();
-        calls_[call_id].name = name;
+        Call& call = calls_[call_id];
+        call.name = name;
+        call.by_lane = by_lane;
+        if (by_lane) {
+            lane_call_ = call_id;
+            ++lane_facts_.n_sent;
+        }
         return call_id;
     }
 
@@ -272,18 +302,18 @@ class Channel::Impl {
             open();
             Result<Reply> reply = ask_once(body, deadline);
             // A connection that ended is no answer; a Failure, of whatever code, is one.
-            if (reply.has_value() || (!broken_ && connected_))
+            if (reply.has_value() || (!broken_ && socket_->is_connected()))
                 return expect<T>(std::move(reply), where());
             if (deadline.expired())
                 return Error{ErrorCode::unavailable,
-                             where() + " " + (broken_ ? lost_reason_ : kNobody),
+                             where() + " " + (broken_ ? lost_reason_ : ZmqLink::kNobody),
                              "check that it runs and that the endpoint is right"};
             if (broken_) pause(deadline);
         }
     }
 
     Result<Reply> ask_once(const msg::Body& body, Deadline deadline) {
-        ASSIGN_OR_RETURN(std::uint64_t call_id, put(body, {}, deadline));
+        ASSIGN_OR_RETURN(std::uint64_t call_id, put(body, {}, deadline, nullptr));
         Result<Reply> reply = receive(call_id, deadline, false);
         forget(call_id);
         return reply;
@@ -301,30 +331,31 @@ class Channel::Impl {
         return std::move(failure->error).with_context(failure_named_);
     }
 
-    void dispatch(std::vector<msg::Bytes> frames) {
+    /// Returns the call id that the message names.
+    std::uint64_t dispatch(Incoming& message) {
         heard_at_ = Clock::now();
         std::uint64_t call_id = 0;
-        Result<msg::Envelope> envelope = msg::decode(frames[0], call_id);
+        Result<msg::Envelope> envelope = msg::decode(message.envelope, call_id);
         auto found = calls_.find(call_id);
         if (!envelope.has_value()) {
             if (found != calls_.end() && !found->second.failure)
                 found->second.failure = std::move(envelope).error().with_context(where());
-            return;
+            return call_id;
         }
         if (const auto* pong = std::get_if<msg::Pong>(&envelope->body);
             pong != nullptr && greeted_ && pong->instance != instance_)
             lose("was restarted");
-        if (found == calls_.end()) return;
+        if (found == calls_.end()) return call_id;
         Call& call = found->second;
         if (call.replies.size() >= kMaxStoredReplies) {
             call.failure = Error{ErrorCode::resource_exhausted,
                                  std::to_string(call.replies.size()) + " replies of " + where() +
                                      " to " + call.name + " wait unread",
                                  "read them as they come"};
-            return;
+            return call_id;
         }
-        frames.erase(frames.begin());
-        call.replies.push_back({std::move(envelope->body), std::move(frames)});
+        call.replies.push_back({std::move(envelope->body), std::move(message.frames)});
+        return call_id;
     }
 
     /// Asks for a sign of life when it has been quiet, and gives up after liveness_ms of silence.
@@ -341,17 +372,20 @@ class Channel::Impl {
         // Its own call id is not in calls_: any traffic counts as life, this only provokes some.
         msg::Bytes envelope = msg::encode({options_.run_id, next_call_id_++, msg::Ping{}});
         std::vector<msg::Bytes> none;
-        socket_->send({}, envelope, none);
+        socket_->send(envelope, none);
     }
 
     const Options options_;
     ZmqContext context_;
-    std::unique_ptr<ZmqSocket> socket_;
-    std::unique_ptr<ZmqSocket> monitor_;
-    std::uint64_t n_monitors_ = 0;
+    std::unique_ptr<ZmqLink> socket_;
+    std::unique_ptr<LaneLink> lane_;
+    Lane lane_facts_;
+    std::uint64_t lane_key_ = random_call_id();
+    std::uint64_t lane_call_ = 0;  // the call whose request went through the lane last
+    std::uint32_t spin_us_ = 0;
+    std::uint64_t n_sockets_ = 0;
     bool greeted_ = false;       // hello was answered by the instance that is connected
     bool broken_ = false;        // the socket's connection has ended: replace it before use
-    bool connected_ = false;     // the socket has met somebody
     std::string lost_reason_;    // why the last connection ended
     std::string failure_named_;  // by the Failure that is being delivered
     std::string failed_service_;
@@ -398,6 +432,11 @@ Result<Reply> Channel::call(msg::Body body, std::vector<msg::Bytes> frames, Dead
 }
 
 const std::string& Channel::failed_service() const noexcept { return impl_->failed_service(); }
+const Channel::Lane& Channel::lane() const noexcept { return impl_->lane(); }
+bool Channel::lane_takes(std::size_t request_bytes, std::size_t reply_bytes) const noexcept {
+    return impl_->lane_takes(request_bytes, reply_bytes);
+}
+void Channel::set_lane_spin_us(std::uint32_t us) noexcept { impl_->set_lane_spin_us(us); }
 const Channel::Options& Channel::options() const noexcept { return impl_->options(); }
 
 }  // namespace k3::transport

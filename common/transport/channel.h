@@ -4,8 +4,8 @@
 // A caller must tell three silences apart: the peer computes (pongs keep coming), the peer is gone
 // (no pong for `liveness_ms`), and the peer was restarted (a pong with another instance: the call
 // died with the old process and will never be answered). The last two end every outstanding call
-// with `unavailable` at once; whether to repeat is the caller's decision, because only it knows
-// which calls are pure.
+// with `unavailable` at once (some milliseconds later in a fast lane); whether to repeat is the
+// caller's decision, because only it knows which calls are pure.
 //
 // One thread uses a Channel. Calls may be outstanding in any number and are answered in any order.
 
@@ -38,6 +38,10 @@ class Channel {
         // either that merely waits for CPU or memory on a busy box.
         std::int64_t liveness_ms = 5000;
         std::size_t max_message_bytes = std::size_t{1} << 30U;
+        // Ask for a fast lane (lane_link.h), which the peer gives if it can read the first segment
+        // of hello's probes, so if both share a box. An ExpertCall takes it when it is free and
+        // large enough; everything else, and all signs of life, take the socket.
+        bool use_lane = false;
     };
     /// Connects lazily: no peer needs to exist yet. Error: invalid_argument (malformed endpoint).
     static Result<std::unique_ptr<Channel>> create(Options options);
@@ -62,13 +66,26 @@ class Channel {
 
     /// The next reply to `call_id` (a streamed call has several; `more` says whether to keep the
     /// call outstanding). A Failure reply comes back as its Error, with the service named.
-    /// Errors: unavailable (gone or restarted), deadline_exceeded.
+    /// Errors: unavailable (gone or restarted), deadline_exceeded, stale (the fast lane is damaged
+    /// and given up: the same request takes the socket the next time).
     Result<Reply> receive(std::uint64_t call_id, Deadline deadline, bool more = false);
     /// Ends interest in a streamed call.
     void forget(std::uint64_t call_id) noexcept;
 
     /// send + receive.
     Result<Reply> call(msg::Body body, std::vector<msg::Bytes> frames, Deadline deadline);
+
+    /// The fast lane, if hello agreed on one and it has worked since.
+    struct Lane {
+        bool is_open = false;
+        std::uint32_t peer_threads = 0;  // that compute
+        std::uint64_t n_sent = 0;        // requests through all lanes of this channel
+    };
+    const Lane& lane() const noexcept;
+    /// True if an ExpertCall of so many bytes (tensors and picks) would take it now, and its reply.
+    bool lane_takes(std::size_t request_bytes, std::size_t reply_bytes) const noexcept;
+    /// How long both ends of the lane spin before they sleep; at first 0.
+    void set_lane_spin_us(std::uint32_t us) noexcept;
 
     /// Which service the last error returned here is about: the one a Failure named, else the peer.
     /// For passing a failure on as a msg::Failure. Empty before the first error.

@@ -131,7 +131,7 @@ void ServerImpl::handle_request(const std::shared_ptr<ServerClient>& client, msg
     if (std::holds_alternative<msg::Ping>(body)) {
         to.send(answer_ping());
     } else if (const auto* hello = std::get_if<msg::Hello>(&body)) {
-        to.send(answer_hello(*hello));
+        to.send(answer_hello(*hello, client));
     } else if (std::holds_alternative<msg::GetStatistics>(body)) {
         to.send(answer_statistics());
     } else if (std::holds_alternative<msg::Shutdown>(body)) {
@@ -157,10 +157,7 @@ void ServerImpl::take_request(Request request) {
             ++counts_.requests;
             const bool was_empty = requests_.empty();
             requests_.push_back(std::move(request));
-            if (was_empty) {
-                const std::uint64_t one = 1;
-                [[maybe_unused]] ssize_t n = ::write(requests_event_.get(), &one, sizeof(one));
-            }
+            if (was_empty) wake_service();
             return;
         }
     }
@@ -195,16 +192,24 @@ void ServerImpl::refuse(const std::shared_ptr<ServerClient>& client, std::uint64
         enqueue(outgoing(client, call_id, msg::Failure{std::move(error), announcement_.name}, {}));
 }
 
-msg::Body ServerImpl::answer_hello(const msg::Hello& hello) {
+msg::Body ServerImpl::answer_hello(const msg::Hello& hello,
+                                   const std::shared_ptr<ServerClient>& client) {
     ArenaReader reader;  // for this answer only: kept segments would keep the memory of dead peers
     std::vector<bool> probes;
     probes.reserve(hello.probes.size());
     for (const msg::SegmentProbe& probe : hello.probes) probes.push_back(reader.can_read(probe));
-    std::lock_guard lock(mutex_);
-    if (failure_) return msg::Failure{*failure_, announcement_.name};
-    msg::Announcement answer = announcement_;
+    msg::Announcement answer;
+    {
+        std::lock_guard lock(mutex_);
+        if (failure_) return msg::Failure{*failure_, announcement_.name};
+        answer = announcement_;
+    }
     if (stopping_.load()) answer.state = msg::State::stopping;
     answer.probes = std::move(probes);
+    // Fast lanes are for callers on this box: whoever has a segment that this process reads.
+    const bool is_near = !answer.probes.empty() && answer.probes[0];
+    if (options_.lanes && hello.lane_key != 0 && is_near && answer.state == msg::State::ready)
+        answer.lane = options_.lanes->assign(hello.lane_key, hello.probes[0], client);
     return answer;
 }
 
@@ -232,6 +237,7 @@ msg::Body ServerImpl::answer_statistics() {
     out.counters.push_back({"transport_malformed_messages", counts_.malformed});
     out.counters.push_back({"transport_replies", counts_.replies});
     out.counters.push_back({"transport_dropped_replies", counts_.replies_dropped});
+    out.counters.push_back({"transport_lane_requests", counts_.lane_requests});
     return out;
 }
 

@@ -158,14 +158,19 @@ std::optional<Request> ServerImpl::pop() {
 
 std::optional<Request> ServerImpl::next(Deadline deadline) {
     while (true) {
-        if (std::optional<Request> request = pop()) return request;
+        if (std::optional<Request> request = try_next()) return request;
         if (stopping() || deadline.expired()) return std::nullopt;
-        pollfd wait{requests_event_.get(), POLLIN, 0};
-        ::poll(&wait, 1, static_cast<int>(std::min<std::int64_t>(deadline.remaining_ms(), 60000)));
+        wait_for_request(deadline);
     }
 }
 
-std::optional<Request> ServerImpl::try_next() { return pop(); }
+/// The socket first: a hint that was sent before its call should not arrive after it.
+std::optional<Request> ServerImpl::try_next() {
+    if (options_.lanes) options_.lanes->listen();
+    std::optional<Request> request = pop();
+    if (!request && options_.lanes) request = pop_lane();
+    return request;
+}
 
 bool ServerImpl::stopping() const noexcept {
     if (!stopping_.load()) return false;
@@ -177,7 +182,7 @@ bool ServerImpl::stopping() const noexcept {
 
 void ServerImpl::request_stop() noexcept {
     stopping_.store(true);
-    signal_event(requests_event_);
+    wake_service();
     signal_event(wake_event_);
 }
 
@@ -195,11 +200,13 @@ void ServerImpl::enqueue(Outgoing out) {
     outgoing_.push_back(std::move(out));
 }
 
-bool ServerImpl::reply(const std::shared_ptr<ServerClient>& client, std::uint64_t call_id,
-                       msg::Body body, std::vector<msg::Bytes> frames) {
+bool ServerImpl::reply(const Responder& to, msg::Body body, std::vector<msg::Bytes> frames) {
+    const std::shared_ptr<ServerClient>& client = to.client_;
+    const std::uint64_t call_id = to.call_id_;
     if (auto* failure = std::get_if<msg::Failure>(&body); failure && failure->service.empty())
         failure->service = options_.announcement.name;
     Outgoing out = outgoing(client, call_id, body, std::move(frames));
+    if (answer_lane(to, out.envelope, out.frames)) return true;
     std::lock_guard lock(mutex_);
     if (finish_.load() || client->gone || client->cut_calls.contains(call_id)) {
         ++counts_.replies_dropped;
@@ -223,13 +230,14 @@ bool ServerImpl::reply(const std::shared_ptr<ServerClient>& client, std::uint64_
     }
     enqueue(std::move(out));
     signal_event(wake_event_);
+    if (to.lane_.number != 0) options_.lanes->answer_by_socket(to.lane_);
     return !too_slow;
 }
 
 bool Responder::send(msg::Body body, std::vector<msg::Bytes> frames) const {
     std::shared_ptr<ServerImpl> server = server_.lock();
     if (!server || call_id_ == 0) return server != nullptr;
-    return server->reply(client_, call_id_, std::move(body), std::move(frames));
+    return server->reply(*this, std::move(body), std::move(frames));
 }
 
 bool Responder::send_error(const Error& error) const { return send(msg::Failure{error, ""}); }

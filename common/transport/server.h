@@ -6,6 +6,10 @@
 // reply, and puts every other request into a bounded queue. The service's own thread takes requests
 // with next() and answers through the Responder; its replies go back through the same thread.
 //
+// A server with fast lanes (lane_host.h) takes requests from those as well: next() reads them on
+// the service's thread, without a hop through the connection thread, and their replies go straight
+// into the lane.
+//
 // While the service is loading, everything but control is refused as unavailable with the progress.
 
 #include <chrono>
@@ -18,6 +22,7 @@
 
 #include "common/base/deadline.h"
 #include "common/base/result.h"
+#include "common/transport/lane_host.h"
 #include "common/transport/messages/envelope.h"
 
 namespace k3::transport {
@@ -46,6 +51,7 @@ class Responder {
     std::shared_ptr<ServerClient>
         client_;  // shared with the server and the client's other requests
     std::uint64_t call_id_ = 0;
+    LaneTag lane_;  // where the request came from, if not from the socket
 };
 
 struct Request {
@@ -62,8 +68,11 @@ class Server {
         msg::Announcement announcement;  // kind, name, version...; instance is filled in here
         std::size_t max_queue = 256;     // further requests get resource_exhausted
         std::size_t max_message_bytes = std::size_t{1} << 30U;
-        bool insecure = false;         // allow tcp on a non-loopback address
-        int lifeline_fd = -1;          // end of file on it means the launcher died: stop
+        bool insecure = false;  // allow tcp on a non-loopback address
+        int lifeline_fd = -1;   // end of file on it means the launcher died: stop
+        // Fast lanes for callers on this box; null: none. Owned by the server alone, shared only
+        // because options are copied.
+        std::shared_ptr<LaneHost> lanes;
         std::optional<Error> refused;  // a setting that cannot be meant: create() returns it
     };
 
@@ -96,7 +105,7 @@ class Server {
     std::optional<Request> try_next();
 
     /// A file descriptor that is readable while requests wait or a stop was asked
-    /// (level-triggered), for services that poll several things.
+    /// (level-triggered), for services that poll several things. It knows nothing of lanes.
     int wait_fd() const noexcept;
 
     /// True after Shutdown, SIGTERM, SIGINT or the end of the lifeline. After the latter three the

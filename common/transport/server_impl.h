@@ -64,8 +64,7 @@ class ServerImpl : public std::enable_shared_from_this<ServerImpl> {
     const std::string& endpoint() const noexcept { return bound_endpoint_; }
 
     /// From any thread; see Responder::send.
-    bool reply(const std::shared_ptr<ServerClient>& client, std::uint64_t call_id, msg::Body body,
-               std::vector<msg::Bytes> frames);
+    bool reply(const Responder& to, msg::Body body, std::vector<msg::Bytes> frames);
 
   private:
     struct Counts {
@@ -74,6 +73,7 @@ class ServerImpl : public std::enable_shared_from_this<ServerImpl> {
         std::uint64_t refused = 0;
         std::uint64_t replies = 0;
         std::uint64_t replies_dropped = 0;
+        std::uint64_t lane_requests = 0;
     };
 
     // server.cc: start
@@ -90,7 +90,7 @@ class ServerImpl : public std::enable_shared_from_this<ServerImpl> {
     void take_request(Request request);
     std::optional<Error> refusal_now() const;  // mutex_ held
     void refuse(const std::shared_ptr<ServerClient>& client, std::uint64_t call_id, Error error);
-    msg::Body answer_hello(const msg::Hello& hello);
+    msg::Body answer_hello(const msg::Hello& hello, const std::shared_ptr<ServerClient>& client);
     msg::Body answer_ping();
     msg::Body answer_statistics();
     std::shared_ptr<ServerClient> client_of(const msg::Bytes& routing_id);
@@ -105,6 +105,14 @@ class ServerImpl : public std::enable_shared_from_this<ServerImpl> {
                       const msg::Body& body, std::vector<msg::Bytes> frames) const;
     void enqueue(Outgoing out);  // mutex_ held
     std::optional<Request> pop();
+
+    // server_lanes.cc: requests that do not pass the connection thread
+    std::optional<Request> pop_lane();
+    std::optional<Request> read_lane(LaneHost::Call call);
+    bool answer_lane(const Responder& to, const msg::Bytes& envelope,
+                     const std::vector<msg::Bytes>& frames);
+    void wait_for_request(Deadline deadline);
+    void wake_service() noexcept;
 
     const Server::Options options_;
     Endpoint endpoint_;

@@ -164,6 +164,16 @@ class Samples {
         add("cancel", msg::Cancel{kBig});
     }
 
+    /// Last, because the call id of a sample is its place.
+    void fast_lanes() {
+        add("hello_lane", msg::Hello{{{"/k3-7f3a-trunk-0-99", 1}}, kBig});
+        msg::Announcement out = announcement();
+        out.kind = msg::ServiceKind::experts;
+        out.facts = msg::ExpertFacts{896, 3584, {{1, {0xFF}}}, 256};
+        out.lane = {4711, 17, kBig, 3, kBig + 1, 16};
+        add("announcement_lane", out);
+    }
+
   private:
     std::vector<SampleMessage> out_;
 };
@@ -178,6 +188,7 @@ std::vector<SampleMessage> sample_messages() {
     samples.experts();
     samples.sampler();
     samples.gateway();
+    samples.fast_lanes();
     return std::move(samples).take();
 }
 

@@ -142,6 +142,11 @@ ExpertFacts read_facts(wire::ExpertFacts::Reader in, Checker& check) {
     return facts;
 }
 
+LaneOffer read_lane(wire::LaneOffer::Reader in) {
+    return {in.getPid(),   in.getFd(),    in.getNonce(),
+            in.getIndex(), in.getToken(), in.getComputeThreads()};
+}
+
 Announcement read_announcement(wire::Announcement::Reader in, Checker& check) {
     Announcement out;
     out.kind = check.enumerant(in.getKind(), ServiceKind::sampler, "service kind");
@@ -154,6 +159,7 @@ Announcement read_announcement(wire::Announcement::Reader in, Checker& check) {
     auto probes = in.getProbes();
     unsigned n = check.count(probes, "Announcement.probes", kMaxProbes);
     for (unsigned i = 0; i < n; ++i) out.probes.push_back(probes[i]);
+    out.lane = read_lane(in.getLane());
     auto facts = in.getFacts();
     switch (facts.which()) {
         case wire::Announcement::Facts::NONE:
@@ -194,8 +200,9 @@ Statistics read_statistics(wire::Statistics::Reader in, Checker& check) {
 }  // namespace
 
 void write(BodyBuilder body, const Hello& message) {
-    auto probes =
-        body.initControl().initHello().initProbes(static_cast<unsigned>(message.probes.size()));
+    auto out = body.initControl().initHello();
+    out.setLaneKey(message.lane_key);
+    auto probes = out.initProbes(static_cast<unsigned>(message.probes.size()));
     for (unsigned i = 0; i < probes.size(); ++i) write_probe(probes[i], message.probes[i]);
 }
 
@@ -211,6 +218,14 @@ void write(BodyBuilder body, const Announcement& message) {
     auto probes = out.initProbes(static_cast<unsigned>(message.probes.size()));
     for (unsigned i = 0; i < probes.size(); ++i) probes.set(i, message.probes[i]);
     std::visit([&](const auto& facts) { write_facts(out.initFacts(), facts); }, message.facts);
+    if (message.lane.pid == 0) return;
+    auto lane = out.initLane();
+    lane.setPid(message.lane.pid);
+    lane.setFd(message.lane.fd);
+    lane.setNonce(message.lane.nonce);
+    lane.setIndex(message.lane.index);
+    lane.setToken(message.lane.token);
+    lane.setComputeThreads(message.lane.compute_threads);
 }
 
 void write(BodyBuilder body, const Ping&) { body.initControl().setPing(); }
@@ -247,6 +262,7 @@ Body read(wire::ControlMessage::Reader in, Checker& check) {
             auto probes = in.getHello().getProbes();
             unsigned n = check.count(probes, "Hello.probes", kMaxProbes);
             for (unsigned i = 0; i < n; ++i) hello.probes.push_back(read_probe(probes[i], check));
+            hello.lane_key = in.getHello().getLaneKey();
             return hello;
         }
         case wire::ControlMessage::ANNOUNCEMENT:

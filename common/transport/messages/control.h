@@ -19,6 +19,7 @@ std::string_view to_string(State state) noexcept;
 
 struct Hello {
     std::vector<SegmentProbe> probes;
+    std::uint64_t lane_key = 0;
     bool operator==(const Hello&) const = default;
 };
 
@@ -73,6 +74,16 @@ struct GatewayFacts {
     bool operator==(const GatewayFacts&) const = default;
 };
 
+struct LaneOffer {
+    std::uint32_t pid = 0;
+    std::uint32_t fd = 0;
+    std::uint64_t nonce = 0;
+    std::uint32_t index = 0;
+    std::uint64_t token = 0;
+    std::uint32_t compute_threads = 0;
+    bool operator==(const LaneOffer&) const = default;
+};
+
 struct Announcement {
     ServiceKind kind = ServiceKind::unknown;
     std::string name;
@@ -85,6 +96,7 @@ struct Announcement {
     std::variant<std::monostate, GatewayFacts, TokenizerFacts, TrunkFacts, ExpertFacts,
                  SamplerFacts>
         facts;
+    LaneOffer lane;
     bool operator==(const Announcement&) const = default;
 };
 

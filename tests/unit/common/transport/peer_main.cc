@@ -29,6 +29,13 @@ void serve(Server& server, Arena& arena) {
         const auto* encode = std::get_if<msg::Encode>(&request->envelope.body);
         if (encode != nullptr && encode->text == "compute") compute();
         if (encode != nullptr && encode->text == "say nothing") continue;
+        if (const auto* call = std::get_if<msg::ExpertCall>(&request->envelope.body)) {
+            if (call->layer == 1) compute();
+            msg::PartialSums sums;
+            sums.read_ns = call->picks.size();
+            request->responder.send(sums);
+            continue;
+        }
         if (std::holds_alternative<msg::Step>(request->envelope.body)) {
             msg::StepResult result;
             const std::byte bytes[8] = {};
@@ -56,7 +63,9 @@ int main(int argc, char** argv) {
     if (auto begun = begin_service(options); !begun.has_value())
         return fail(begun.error(), nullptr);
     install_stop_signals();
-    auto server = Server::create(options.server(msg::ServiceKind::tokenizer));
+    Server::Options how = options.server(msg::ServiceKind::tokenizer);
+    how.lanes = std::move(LaneHost::create({})).value();
+    auto server = Server::create(std::move(how));
     if (!server.has_value()) return fail(server.error(), nullptr);
     auto arena = Arena::create({segment_name(options.run(), options.name), 4096, 4});
     if (!arena.has_value()) return fail(arena.error(), server->get());
