@@ -1,6 +1,8 @@
 // k3-experts: a share of the routed experts.
 
 #include <cstdio>
+#include <memory>
+#include <utility>
 
 #include "common/base/log.h"
 #include "common/base/settings.h"
@@ -8,6 +10,7 @@
 #include "common/kernels/isa.h"
 #include "common/kernels/kernel_table.h"
 #include "common/kernels/parallel.h"
+#include "common/transport/lane_host.h"
 #include "common/transport/service_options.h"
 #include "services/experts/service.h"
 
@@ -18,6 +21,7 @@ struct ExpertsSettings {
     k3::experts::Service::Options experts;
     std::string model;
     std::int64_t threads = 0;
+    std::int64_t spin_us = -1;
 };
 
 k3::Result<k3::Settings::Action> read_settings(int argc, const char* const* argv,
@@ -35,6 +39,9 @@ k3::Result<k3::Settings::Action> read_settings(int argc, const char* const* argv
                         "which experts stay in memory");
     settings.add_integer("threads", &out.threads, 0, 1024,
                          "threads that compute; 0: one for each of its cores");
+    settings.add_integer("spin_us", &out.spin_us, -1, 10'000,
+                         "in a fast lane: how long to spin for the next call before sleeping; "
+                         "-1: as long as the trunk says");
     settings.add_integer("read_threads", &n_readers, 1, 64, "expert reads going on at a time");
     settings.add_integer("read_wait_ms", &out.experts.read_wait_ms, 1, 3'600'000,
                          "how long one call may wait for its experts to be read");
@@ -47,6 +54,18 @@ k3::Result<k3::Settings::Action> read_settings(int argc, const char* const* argv
     out.experts.use_shm = out.service.payload == "shm";
     out.experts.run_id = out.service.run();
     return action;
+}
+
+/// For trunks on this box. Without them everything goes through ZeroMQ.
+std::shared_ptr<k3::transport::LaneHost> make_lanes(const ExpertsSettings& settings) {
+    if (settings.service.payload != "shm") return nullptr;
+    k3::transport::LaneHost::Options options;
+    options.compute_threads = static_cast<std::uint32_t>(k3::kernels::threads());
+    options.spin_us = settings.spin_us;
+    auto lanes = k3::transport::LaneHost::create(options);
+    if (lanes.has_value()) return std::move(lanes).value();
+    k3::log::warn("no fast lanes: " + lanes.error().sentence());
+    return nullptr;
 }
 
 }  // namespace
@@ -66,8 +85,9 @@ int main(int argc, char** argv) {
         return k3::transport::fail(begun.error(), nullptr);
     k3::kernels::set_threads(static_cast<int>(settings.threads));
     k3::transport::install_stop_signals();
-    auto server =
-        k3::transport::Server::create(settings.service.server(k3::msg::ServiceKind::experts));
+    auto options = settings.service.server(k3::msg::ServiceKind::experts);
+    options.lanes = make_lanes(settings);
+    auto server = k3::transport::Server::create(std::move(options));
     if (!server.has_value()) return k3::transport::fail(server.error(), nullptr);
 
     if (auto isa = k3::kernels::check_isa(); !isa.has_value())

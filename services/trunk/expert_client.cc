@@ -16,6 +16,8 @@ namespace {
 constexpr std::int64_t kSliceMs = 100;     // between looks at whether to stop
 constexpr std::int64_t kAbsentTryMs = 20;  // for a server that is not needed right now
 constexpr std::int64_t kAbsentEveryMs = 1000;
+constexpr std::size_t kCallOverheadBytes = 1024;  // of a call besides rows and picks, generously
+constexpr std::int64_t kSpinUs = 50;   // in a fast lane; falling asleep and waking costs as much
 constexpr std::int64_t kPauseMs = 20;  // before asking again a server that refused
 // A server that dies of every call must not be asked for ever; the launcher backs off meanwhile.
 constexpr int kMaxRounds = 10;
@@ -36,6 +38,7 @@ ExpertClient::ExpertClient(Options options, telemetry::Counters& counters)
       chosen_(options_.max_rows * options_.top_k),
       rows_(options_.max_rows * options_.needs.latent_size),
       n_sent_(counters.add("expert_calls")),
+      n_lane_(counters.add("expert_calls_fast_lane")),
       n_repeated_(counters.add("expert_calls_repeated")),
       n_losses_(counters.add("expert_server_losses")),
       n_stale_(counters.add("expert_calls_stale")),
@@ -57,7 +60,8 @@ Result<std::unique_ptr<ExpertClient>> ExpertClient::create(Options options,
     for (const std::string& endpoint : own.endpoints) {
         ASSIGN_OR_RETURN(auto channel, transport::Channel::create({.endpoint = endpoint,
                                                                    .peer = "expert server",
-                                                                   .run_id = own.run_id}));
+                                                                   .run_id = own.run_id,
+                                                                   .use_lane = own.fast_lane}));
         client->peers_.emplace_back().channel = std::move(channel);
     }
     if (own.use_shm && n > 0) {
@@ -89,7 +93,18 @@ Status ExpertClient::greet(std::size_t server, Deadline deadline) {
     peer.arena_is_readable = options_.use_shm && !announcement.arena.segment.empty() &&
                              reader_.can_read(announcement.arena);
     peer.up = true;
+    choose_spinning();
     return Status::ok();
+}
+
+/// Whoever spins must not take the core that the one it waits for computes on.
+void ExpertClient::choose_spinning() {
+    std::uint64_t n_threads = options_.n_threads;
+    for (const Peer& peer : peers_)
+        if (peer.channel->lane().is_open) n_threads += peer.channel->lane().peer_threads;
+    const bool has_idle_cores = n_threads <= std::thread::hardware_concurrency();
+    const std::int64_t us = options_.spin_us >= 0 ? options_.spin_us : has_idle_cores ? kSpinUs : 0;
+    for (const Peer& peer : peers_) peer.channel->set_lane_spin_us(static_cast<std::uint32_t>(us));
 }
 
 Status ExpertClient::connect() {
@@ -239,7 +254,13 @@ Status ExpertClient::send(Call& call) {
                     latent_size_ * sizeof(float));
     msg::ExpertCall body;
     body.layer = routing_.layer;
-    body.reply_shm = peer.arena_is_readable && !call.is_inline;
+    const std::size_t n_values = call.rows.size() * latent_size_;
+    // Whole calls go through the lane; large ones put their tensors into arenas.
+    const bool in_lane = peer.channel->lane_takes(
+        n_values * sizeof(float) + call.picks.size() * sizeof(msg::Pick) + kCallOverheadBytes,
+        n_values * sizeof(std::int64_t) + kCallOverheadBytes);
+    const bool use_shm = !in_lane && !call.is_inline;
+    body.reply_shm = peer.arena_is_readable && use_shm;
     body.picks.reserve(call.picks.size());
     std::uint32_t row = 0;
     for (std::uint32_t pick : call.picks) {
@@ -247,14 +268,17 @@ Status ExpertClient::send(Call& call) {
         while (call.rows[row] != pick / top_k) ++row;
         body.picks.push_back({row, routing_.ids[pick], routing_.weights[pick], pick % top_k});
     }
-    const std::span<const float> rows(rows_.data(), call.rows.size() * latent_size_);
+    const std::span<const float> rows(rows_.data(), n_values);
     std::vector<msg::Bytes> frames;
     body.rows =
         transport::put_tensor(msg::DType::f32, {call.rows.size(), latent_size_}, as_bytes(rows),
-                              arena_.get(), peer.reads_our_arena && !call.is_inline, frames);
+                              arena_.get(), peer.reads_our_arena && use_shm, frames);
     ASSIGN_OR_RETURN(call.id, peer.channel->send(std::move(body), std::move(frames)));
     call.is_open = true;
     n_sent_.fetch_add(1, std::memory_order_relaxed);
+    const std::uint64_t n_lane_sends = peer.channel->lane().n_sent;
+    n_lane_.fetch_add(n_lane_sends - std::exchange(peer.n_lane_sends, n_lane_sends),
+                      std::memory_order_relaxed);
     sent_bytes_.fetch_add(rows.size_bytes(), std::memory_order_relaxed);
     return Status::ok();
 }

@@ -5,7 +5,8 @@
 // if it takes fewer rows at a time) and answers with partial sums. Calls are pure, so whatever goes
 // wrong on the way is mended by asking again: a server that is gone is replaced by a replica if
 // there is one, or greeted anew until it is back; a shared-memory slot that was overwritten is
-// asked for once more inside the message. What the server itself reports as wrong (a corrupt
+// asked for once more inside the message. Where a server shares the box, calls take its fast lane
+// (common/transport/lane_link.h). What the server itself reports as wrong (a corrupt
 // expert) is passed on.
 //
 // One thread uses it.
@@ -41,6 +42,9 @@ class ExpertClient final : public ExpertBackend {
         std::int64_t wait_ms = 30000;    // for a server that is gone
         std::int64_t call_ms = 600000;   // for one call to a server that shows signs of life
         bool use_shm = true;             // where the server can
+        bool fast_lane = true;           // where the server has one, on this box; needs use_shm
+        std::int64_t spin_us = -1;       // in a fast lane, before sleeping; -1: if cores are idle
+        std::uint32_t n_threads = 1;     // that compute in this process
         std::function<bool()> stopping;  // asked while waiting; null: never
     };
     /// Adds its counters to `counters`.
@@ -68,6 +72,7 @@ class ExpertClient final : public ExpertBackend {
         bool up = false;
         bool reads_our_arena = false;
         bool arena_is_readable = false;  // its arena, by us
+        std::uint64_t n_lane_sends = 0;  // of its channel, as counted so far
         Clock::time_point next_try;      // while it is down and nothing waits for it
     };
     struct Call {
@@ -84,6 +89,7 @@ class ExpertClient final : public ExpertBackend {
     Status greet(std::size_t server, Deadline deadline);
     void lose(std::size_t server, const Error& error);
     void try_absent_servers();
+    void choose_spinning();
     std::uint64_t available() const noexcept;
 
     Status dispatch();
@@ -118,6 +124,7 @@ class ExpertClient final : public ExpertBackend {
     int n_rounds_ = 0;
 
     std::atomic<std::uint64_t>& n_sent_;
+    std::atomic<std::uint64_t>& n_lane_;
     std::atomic<std::uint64_t>& n_repeated_;
     std::atomic<std::uint64_t>& n_losses_;
     std::atomic<std::uint64_t>& n_stale_;

@@ -34,6 +34,8 @@ struct TrunkSettings {
     std::int64_t max_step_rows = 256;
     std::int64_t expert_wait_ms = 30000;
     std::int64_t expert_call_ms = 600000;
+    std::string fast_lane = "auto";
+    std::int64_t spin_us = -1;
     std::uint64_t session_bytes = 0;
     double mla_norm_eps = 1e-6;
 };
@@ -55,6 +57,12 @@ Result<Settings::Action> read_settings(int argc, const char* const* argv, TrunkS
                          "how long a step waits for an expert server that is gone");
     settings.add_integer("expert_call_ms", &out.expert_call_ms, 1, std::int64_t{1} << 40,
                          "how long one call may take a server that shows signs of life");
+    settings.add_choice("fast_lane", &out.fast_lane, {"auto", "off"},
+                        "expert calls through shared memory where the server is on this box; off: "
+                        "all through ZeroMQ");
+    settings.add_integer("spin_us", &out.spin_us, -1, 10'000,
+                         "in a fast lane: how long to spin before sleeping; -1: 50 if this box has "
+                         "a core for every compute thread of trunk and expert servers, else 0");
     settings.add_bytes("session_bytes", &out.session_bytes,
                        "memory for all sessions; 0: a quarter of what is free after loading");
     settings.add_number("mla_norm_eps", &out.mla_norm_eps, 1e-12, 1e-2,
@@ -177,6 +185,9 @@ Status build(const TrunkSettings& settings, transport::Server& server, Parts& pa
     client.wait_ms = settings.expert_wait_ms;
     client.call_ms = settings.expert_call_ms;
     client.use_shm = settings.service.payload == "shm";
+    client.fast_lane = settings.fast_lane == "auto";
+    client.spin_us = settings.spin_us;
+    client.n_threads = static_cast<std::uint32_t>(kernels::threads());
     client.stopping = [&server, &gave_up] { return gave_up || server.stopping(); };
     ASSIGN_OR_RETURN(parts.experts, ExpertClient::create(std::move(client), parts.counters));
     RETURN_IF_ERROR(load_and_connect(parts, range, server, gave_up));

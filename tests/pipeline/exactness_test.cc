@@ -9,6 +9,7 @@
 #include <string>
 
 #include "common/kernels/kernel_table.h"
+#include "common/transport/channel.h"
 #include "tests/support/golden.h"
 #include "tests/support/pipeline.h"
 
@@ -81,6 +82,23 @@ void check_same(const Answer& answer, std::size_t prompt, std::uint32_t n) {
     std::size_t bytes = (expected.prompt_ids.size() + n) * 768 * 4;
     REQUIRE(answer.logits.size() == bytes);
     CHECK(std::memcmp(answer.logits.data(), expected.logits.data(), bytes) == 0);
+}
+
+/// A counter of one stage.
+std::uint64_t stage_counter(const Pipeline& pipeline, const std::string& stage,
+                            const std::string& name) {
+    transport::Channel::Options options;
+    options.endpoint = pipeline.stage(stage).endpoint;
+    options.peer = stage;
+    auto channel = transport::Channel::create(std::move(options)).value();
+    REQUIRE(channel->hello({}, Deadline::after_ms(10000)).has_value());
+    auto statistics = transport::expect<msg::Statistics>(
+        channel->call(msg::GetStatistics{}, {}, Deadline::after_ms(10000)), stage);
+    REQUIRE(statistics.has_value());
+    for (const msg::Counter& counter : statistics->counters)
+        if (counter.name == name) return counter.value;
+    FAIL("no counter " << name);
+    return 0;
 }
 
 /// Each prompt alone, then all at once, so that steps mix prefill and decode rows of all.
@@ -162,6 +180,21 @@ TEST_CASE("payloads may differ from stage to stage") {
     Pipeline pipeline(world, "mixed", golden_dir() / "tiny-k3",
                       "[trunk]\npayload = 'inline'\n[sampler]\npayload = 'inline'\n");
     check_same(pipeline.ask(request_of("p12", 8)), 2, 8);
+}
+
+TEST_CASE("the fast lane to the expert servers does not change a bit, nor does doing without it") {
+    const std::string servers = "[experts]\ncount = 2\nspin_us = 20\n";
+    for (const bool on : {true, false}) {
+        CAPTURE(on);
+        World world;
+        Pipeline pipeline(
+            world, on ? "lane" : "no-lane", golden_dir() / "tiny-k3",
+            servers + (on ? "[trunk]\nspin_us = 20\n" : "[trunk]\nfast_lane = 'off'\n"));
+        check_pipeline(pipeline, 16);
+        const std::uint64_t n_calls = stage_counter(pipeline, "trunk", "expert_calls");
+        CHECK(n_calls > 0);
+        CHECK(stage_counter(pipeline, "trunk", "expert_calls_fast_lane") == (on ? n_calls : 0));
+    }
 }
 
 TEST_CASE("wrapped stages compute the same bytes") {

@@ -5,14 +5,21 @@
 
 #include <doctest/doctest.h>
 
+#include <unistd.h>
+
 #include <atomic>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <memory>
 #include <set>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "common/transport/lane_segment.h"
 #include "tests/support/text.h"
 #include "tests/unit/services/trunk/fake_expert_server.h"
 #include "tests/unit/services/trunk/harness.h"
@@ -34,6 +41,8 @@ struct Rig {
     std::vector<std::unique_ptr<FakeExpertServer>> servers;
     std::unique_ptr<ExpertClient> client;
     bool use_shm = false;
+    bool fast_lane = true;
+    std::int64_t spin_us = -1;
     std::atomic<bool> stop{false};
     std::int64_t wait_ms = 20000;
 
@@ -55,6 +64,8 @@ struct Rig {
         options.max_rows = 256;
         options.wait_ms = wait_ms;
         options.use_shm = use_shm;
+        options.fast_lane = fast_lane;
+        options.spin_us = spin_us;
         options.stopping = [this] { return stop.load(); };
         ASSIGN_OR_RETURN(client, ExpertClient::create(std::move(options), counters));
         return client->connect();
@@ -88,6 +99,29 @@ void check_same_bytes(const Result<std::vector<float>>& logits) {
     CHECK(std::memcmp(logits->data(), reference().data(), logits->size() * sizeof(float)) == 0);
 }
 
+/// Puts bytes that are no message into the reply slot of a lane; finds it as no peer would.
+void overwrite_reply(std::uint32_t lane) {
+    for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+        std::error_code gone;
+        const std::string target = std::filesystem::read_symlink(entry.path(), gone).string();
+        if (gone || !target.starts_with("/memfd:k3-lanes")) continue;
+        transport::LaneHeader header;
+        std::ifstream(entry.path(), std::ios::binary)
+            .read(reinterpret_cast<char*>(&header), sizeof(header));
+        const auto segment =
+            std::move(transport::LaneSegment::open(
+                          {static_cast<std::uint32_t>(::getpid()),
+                           static_cast<std::uint32_t>(std::stoul(entry.path().filename().string())),
+                           header.nonce, lane, 0, 0}))
+                .value();
+        const std::uint32_t number = segment.request(lane).head().number.value;
+        segment.reply(lane).put(number, 12345, msg::Bytes(100, std::byte{0xAB}), {});
+        return;
+    }
+    std::fprintf(stderr, "there is no lane\n");
+    std::exit(99);
+}
+
 }  // namespace
 
 TEST_CASE("1, 2, 3 and 5 servers, inline and through shared memory, give the same bytes") {
@@ -116,6 +150,84 @@ TEST_CASE("1, 2, 3 and 5 servers, inline and through shared memory, give the sam
             CHECK(rig.count("expert_calls_repeated") == 0);
         }
     }
+}
+
+TEST_CASE("fast lanes give the same bytes, with tensors inside or in arenas, spinning or not") {
+    constexpr std::uint32_t kSmall = 4096;  // the sums of all rows do not fit
+    constexpr std::uint32_t kLarge = 65536;
+    const std::vector<std::vector<std::string>> splits = {{"all"}, {"0/3", "1/3", "2/3"}};
+    for (std::uint32_t lane_bytes : {kSmall, kLarge}) {
+        for (const auto& split : splits) {
+            CAPTURE(lane_bytes);
+            CAPTURE(split.size());
+            Rig rig;
+            rig.use_shm = true;
+            rig.spin_us = lane_bytes == kLarge ? 20 : 0;
+            for (const std::string& share : split)
+                rig.add({.share = share, .use_shm = true, .lane_bytes = lane_bytes});
+            REQUIRE(rig.connect().has_value());
+            check_same_bytes(try_run(rig.client.get()));
+            CHECK(rig.count("expert_calls_fast_lane") == rig.count("expert_calls"));
+            CHECK(rig.count("expert_calls_repeated") == 0);
+            if (split.size() > 1) continue;
+            const int n_calls = rig.servers[0]->n_calls;
+            CHECK(rig.servers[0]->n_shm_calls == (lane_bytes == kSmall ? n_calls : 0));
+        }
+    }
+}
+
+TEST_CASE("a fast lane is not asked for where it is off, nor without shared memory") {
+    Rig off;
+    off.use_shm = true;
+    off.fast_lane = false;
+    off.add({.use_shm = true, .lane_bytes = 65536});
+    Rig inline_only;
+    inline_only.add({.lane_bytes = 65536});
+    for (Rig* rig : {&off, &inline_only}) {
+        REQUIRE(rig->connect().has_value());
+        check_same_bytes(try_run(rig->client.get()));
+        CHECK(rig->count("expert_calls_fast_lane") == 0);
+    }
+}
+
+TEST_CASE("a damaged fast lane is given up, its call repeated, and the bytes are the same") {
+    Rig rig;
+    rig.use_shm = true;
+    rig.add({.use_shm = true, .lane_bytes = 65536}).fault = [](int call) {
+        if (call != 4) return Fault::none;
+        overwrite_reply(0);
+        return Fault::drop;
+    };
+    REQUIRE(rig.connect().has_value());
+    check_same_bytes(try_run(rig.client.get()));
+    CHECK(rig.count("expert_calls_stale") == 1);
+    CHECK(rig.count("expert_calls_repeated") == 1);
+    CHECK(rig.count("expert_calls_fast_lane") == 5);
+    CHECK(rig.count("expert_server_losses") == 0);
+}
+
+TEST_CASE("a server that dies during a call in a fast lane is met again, and so is its lane") {
+    Rig rig;
+    rig.use_shm = true;
+    FakeExpertServer::Options options{.use_shm = true, .lane_bytes = 65536};
+    std::atomic<bool> is_called{false};
+    rig.add(options).fault = [&](int call) {
+        if (call < 5) return Fault::none;
+        is_called = true;
+        return Fault::drop;
+    };
+    REQUIRE(rig.connect().has_value());
+    std::thread restarter([&] {
+        while (!is_called) std::this_thread::yield();
+        rig.servers[0].reset();
+        options.endpoint = rig.endpoints[0];
+        rig.servers[0] = std::make_unique<FakeExpertServer>(tiny_model(), options);
+    });
+    const auto logits = try_run(rig.client.get());
+    restarter.join();
+    check_same_bytes(logits);
+    CHECK(rig.count("expert_server_losses") == 1);
+    CHECK(rig.count("expert_calls_fast_lane") == rig.count("expert_calls"));
 }
 
 TEST_CASE("a server gets only the rows it needs, with picks counted within them and ranks kept") {

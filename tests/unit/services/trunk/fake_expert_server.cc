@@ -31,6 +31,11 @@ FakeExpertServer::FakeExpertServer(const model::Model& model, Options options)
     server.endpoint = options_.endpoint;
     server.announcement.kind = msg::ServiceKind::experts;
     server.announcement.name = options_.name;
+    if (options_.lane_bytes > 0) {
+        transport::LaneHost::Options lanes;
+        lanes.sizes = {2, options_.lane_bytes, options_.lane_bytes};
+        server.lanes = must(transport::LaneHost::create(lanes));
+    }
     server_ = must(transport::Server::create(std::move(server)));
     if (!options_.starts_loading) set_ready();
     thread_ = std::thread([this] { serve(); });

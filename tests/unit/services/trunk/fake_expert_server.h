@@ -38,6 +38,7 @@ class FakeExpertServer {
         std::string fingerprint = {};  // empty: the model's
         bool use_shm = false;          // for replies, where the caller can read them
         bool starts_loading = false;   // until set_ready()
+        std::uint32_t lane_bytes = 0;  // of a slot of its fast lanes; 0: it has none
     };
     /// What happens instead of an answer to one call.
     enum class Fault { none, drop, corrupt, bad_shape, wrong_body, stale_slot, stale_error };
