@@ -9,7 +9,7 @@
 namespace k3::trunk {
 
 SessionLayout::SessionLayout(const model::ModelConfig& config, LayerRange range, int n_threads)
-    : range_(range), kda_(config.kda), mla_(config.mla), n_threads_(n_threads) {
+    : range_(range), kda_(config.kda), mla_(config.mla) {
     const std::size_t dim = kda_.head_dim;
     head_floats_ = dim * dim + std::size_t{3} * (kda_.conv_kernel - 1) * dim;
     std::size_t n_kda = 0;

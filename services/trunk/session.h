@@ -41,7 +41,6 @@ class SessionLayout {
     std::uint64_t position_floats_ = 0;  // of one position in all MLA layers, and its scores
     std::size_t n_mla_ = 0;
     std::vector<std::size_t> index_;  // [count], place among the layers of the same kind
-    int n_threads_ = 1;
 };
 
 struct KdaHeadState {
