@@ -1,6 +1,7 @@
 // What a call to an expert server on the same box costs besides computing: trunk -> experts ->
 // trunk for one row of released size (3,584 floats there, 3,584 64-bit sums back), through the
-// fast lane and through ZeroMQ.
+// fast lane and through ZeroMQ, and beside them what two wake-ups cost with nothing to carry: no
+// sleeping lane can be faster.
 //
 // The caller does what services/trunk/expert_client.cc does, the server (this program once more, as
 // another process) what services/experts does, but for the arithmetic.
@@ -20,8 +21,10 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "bench/futex_hop.h"
 #include "bench/machine.h"
 #include "common/transport/arena.h"
 #include "common/transport/channel.h"
@@ -50,7 +53,7 @@ struct Options {
 };
 
 struct Case {
-    const char* lane = "";  // "fast", "zeromq"
+    const char* lane = "";  // "fast", "zeromq", "futex"
     bool use_shm = true;
     bool pinned = false;
     bool spin = false;
@@ -214,8 +217,16 @@ struct Distribution {
     double p99_us = 0;
 };
 
+Distribution distribution_of(std::vector<double> us) {
+    std::sort(us.begin(), us.end());
+    const auto at = [&](std::size_t percent) { return us[(us.size() - 1) * percent / 100]; };
+    return {at(50), at(90), at(99)};
+}
+
 Distribution measure(const Case& which, std::size_t n_calls, const std::vector<int>& cpus) {
     run_on(which.pinned ? std::vector<int>{cpus[0]} : cpus);
+    if (which.lane == std::string_view("futex"))
+        return distribution_of(bench::futex_round_trips(n_calls, which.pinned ? cpus.back() : -1));
     const fs::path socket = fs::temp_directory_path() / fmt::format("k3-hop-{}.sock", ::getpid());
     const std::string endpoint = "ipc://" + socket.string();
     ServerProcess server(which, endpoint, cpus.back());
@@ -228,9 +239,7 @@ Distribution measure(const Case& which, std::size_t n_calls, const std::vector<i
         caller.call(number++ % 10'000'000);
         one = 1e6 * (bench::now() - start);
     }
-    std::sort(us.begin(), us.end());
-    const auto at = [&](std::size_t percent) { return us[(us.size() - 1) * percent / 100]; };
-    return {at(50), at(90), at(99)};
+    return distribution_of(std::move(us));
 }
 
 int run(const Options& options) {
@@ -242,6 +251,7 @@ int run(const Options& options) {
         cases.push_back({"fast", false, pinned, false});
         cases.push_back({"zeromq", true, pinned, false});
         cases.push_back({"zeromq", false, pinned, false});
+        cases.push_back({"futex", false, pinned, false});
     }
     nlohmann::json json;
     json["cpu"] = bench::cpu_model();
@@ -253,7 +263,8 @@ int run(const Options& options) {
                "p50", "p90", "p99");
     for (const Case& which : cases) {
         const Distribution d = measure(which, options.n_calls, cpus);
-        const char* tensors = which.use_shm ? "arena" : "message";
+        const bool empty = which.lane == std::string_view("futex");
+        const char* tensors = empty ? "none" : which.use_shm ? "arena" : "message";
         fmt::print("  {:<8}{:<10}{:<8}{:<6}{:>9.1f}{:>9.1f}{:>9.1f}\n", which.lane, tensors,
                    which.pinned ? "yes" : "no", which.spin ? "yes" : "no", d.p50_us, d.p90_us,
                    d.p99_us);
