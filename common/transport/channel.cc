@@ -234,7 +234,8 @@ class Channel::Impl {
     void pump_lane() {
         Incoming message;
         if (!lane_->receive(message)) {
-            if (!lane_->ended().empty()) close_lane(lane_->ended());
+            const std::string reason = lane_->ended();  // goes with the lane
+            if (!reason.empty()) close_lane(reason);
             return;
         }
         // An empty one says that the reply takes the socket.
