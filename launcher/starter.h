@@ -50,9 +50,9 @@ class ProcessStarter {
 };
 
 /// Children of this process, in our environment and the command's, with the variables of
-/// common/kernels/idle_threads.h unless either says how idle compute threads should wait. All of them inherit one
-/// lifeline: the reading end of a pipe that only we write, passed as `--lifeline-fd N`; its end of
-/// file tells them that we died. Error: io.
+/// common/kernels/idle_threads.h unless either says how idle compute threads should wait. All of
+/// them inherit one lifeline: the reading end of a pipe that only we write, passed as
+/// `--lifeline-fd N`; its end of file tells them that we died. Error: io.
 Result<std::unique_ptr<ProcessStarter>> make_local_starter();
 
 }  // namespace k3::launcher
