@@ -51,8 +51,9 @@ TEST_CASE("scores of zero give weights of zero, not NaN") {
 }
 
 TEST_CASE("all experts can be chosen, each once, whatever their keys") {
-    constexpr float kInf = std::numeric_limits<float>::infinity();
-    const Choice choice = choose({4, false, 1.0F}, {0.1F, 0.2F, 0.3F, 0.4F}, {-kInf, 0, -kInf, 0});
+    constexpr float kInfinite = std::numeric_limits<float>::infinity();
+    const Choice choice =
+        choose({4, false, 1.0F}, {0.1F, 0.2F, 0.3F, 0.4F}, {-kInfinite, 0, -kInfinite, 0});
     CHECK(choice.ids == std::vector<std::uint32_t>{3, 1, 0, 2});
 }
 
