@@ -11,6 +11,9 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
 
 #include "common/kernels/idle_threads.h"
 #include "launcher/starter.h"
@@ -112,6 +115,25 @@ struct ChildFds {
     ::_exit(127);
 }
 
+/// Members of a process group that are stopped (state T of proc(5), not t: traced).
+std::vector<pid_t> stopped_members(pid_t group) {
+    std::vector<pid_t> members;
+    std::error_code unreadable;
+    for (const auto& entry : std::filesystem::directory_iterator("/proc", unreadable)) {
+        std::ifstream file(entry.path() / "stat");
+        std::string line;
+        if (!std::getline(file, line)) continue;
+        // "pid (command) state parent group ...": the command may hold blanks and brackets.
+        std::istringstream fields(line.substr(line.rfind(')') + 1));
+        char state = 0;
+        pid_t parent = 0;
+        pid_t its_group = 0;
+        if (fields >> state >> parent >> its_group && state == 'T' && its_group == group)
+            members.push_back(std::stoi(line));
+    }
+    return members;
+}
+
 class LocalStarter final : public ProcessStarter {
   public:
     LocalStarter(Pipe lifeline, Fd null) : lifeline_(std::move(lifeline)), null_(std::move(null)) {}
@@ -164,6 +186,11 @@ class LocalStarter final : public ProcessStarter {
 
     void signal(const Process& process, int number) noexcept override {
         if (process.pid > 0) ::kill(-process.pid, number);
+    }
+
+    void resume(const Process& process) noexcept override {
+        if (process.pid <= 0) return;
+        for (pid_t pid : stopped_members(process.pid)) ::kill(pid, SIGCONT);
     }
 
     std::optional<Ending> reap(Process& process) noexcept override {

@@ -44,6 +44,10 @@ class ProcessStarter {
     virtual Result<Process> start(const Command& command) = 0;
     /// To the whole group; harmless if it is gone.
     virtual void signal(const Process& process, int number) noexcept = 0;
+    /// Continues those of the group that are stopped (SIGSTOP, Ctrl-Z) and no others: SIGCONT also
+    /// discards a SIGSTOP under way, with which a tracer takes hold of a running process (a
+    /// debugger; LeakSanitizer at exit), and the tracer would then wait for it forever.
+    virtual void resume(const Process& process) noexcept = 0;
     /// The ending of a process whose `exited` is readable. What is left of its group is killed
     /// before its id becomes free. Nothing if it still runs.
     virtual std::optional<Ending> reap(Process& process) noexcept = 0;

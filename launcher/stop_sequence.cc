@@ -57,7 +57,7 @@ void StopSequence::ask_wave(Clock::time_point now) {
     for (SupervisedStage& stage : stages_) {
         if (!stage.has_process() || wave_of(stage.plan.kind) != wave_) continue;
         starter_.signal(stage.process, SIGTERM);
-        starter_.signal(stage.process, SIGCONT);  // a stopped process cannot hear the first
+        starter_.resume(stage.process);  // a stopped process cannot hear it
     }
 }
 

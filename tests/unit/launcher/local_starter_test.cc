@@ -1,10 +1,13 @@
-// The environment of a started process.
+// The environment of a started process, and who is continued.
 
 #include <doctest/doctest.h>
 #include <poll.h>
+#include <signal.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdlib>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -39,6 +42,24 @@ class Variable {
     std::optional<std::string> old_;
 };
 
+bool is_readable(const Fd& fd) {
+    pollfd wait{fd.get(), POLLIN, 0};
+    return ::poll(&wait, 1, 20000) == 1;
+}
+
+/// What it prints until `word` is among it; an empty one: until it ends.
+std::string output_until(const Process& process, const std::string& word) {
+    std::string text;
+    char buffer[256];
+    while (word.empty() || text.find(word) == std::string::npos) {
+        REQUIRE_MESSAGE(is_readable(process.output), "after " << text);
+        ssize_t got = ::read(process.output.get(), buffer, sizeof buffer);
+        if (got <= 0) break;
+        text.append(buffer, static_cast<std::size_t>(got));
+    }
+    return text;
+}
+
 /// What a child with this environment sees: "<OMP_WAIT_POLICY> <GOMP_SPINCOUNT> <COLOUR>".
 std::string seen_by_child(std::vector<std::pair<std::string, std::string>> env) {
     auto starter = make_local_starter();
@@ -49,20 +70,56 @@ std::string seen_by_child(std::vector<std::pair<std::string, std::string>> env) 
          std::move(env),
          false});
     REQUIRE(process.has_value());
-    std::string seen;
-    char buffer[256];
-    for (;;) {
-        pollfd wait{process->output.get(), POLLIN, 0};
-        REQUIRE(::poll(&wait, 1, 20000) == 1);
-        ssize_t got = ::read(process->output.get(), buffer, sizeof buffer);
-        if (got <= 0) break;
-        seen.append(buffer, static_cast<std::size_t>(got));
-    }
-    pollfd ended{process->exited.get(), POLLIN, 0};
-    REQUIRE(::poll(&ended, 1, 20000) == 1);
+    std::string seen = output_until(*process, "");
+    REQUIRE(is_readable(process->exited));
     CHECK((*starter)->reap(*process).has_value());
     return seen;
 }
+
+/// A shell that says which signals it hears, until SIGTERM.
+class Listener {
+  public:
+    Listener() {
+        auto starter = make_local_starter();
+        REQUIRE(starter.has_value());
+        starter_ = *std::move(starter);
+        auto process = starter_->start(
+            {"sh",
+             {"/bin/sh", "-c",
+              "trap 'echo continued' CONT; trap 'echo ended; exit 0' TERM; echo up; "
+              "while :; do sleep 0.02; done"},
+             {},
+             false});
+        REQUIRE(process.has_value());
+        process_ = *std::move(process);
+        said_ = output_until(process_, "up\n");
+    }
+    Listener(const Listener&) = delete;
+    Listener& operator=(const Listener&) = delete;
+    ~Listener() {
+        starter_->signal(process_, SIGKILL);
+        if (is_readable(process_.exited)) starter_->reap(process_);
+    }
+
+    void stop() {
+        starter_->signal(process_, SIGSTOP);
+        siginfo_t info = {};
+        auto id = static_cast<id_t>(process_.pid);
+        REQUIRE(::waitid(P_PID, id, &info, WSTOPPED | WNOWAIT) == 0);
+    }
+    void resume() { starter_->resume(process_); }
+    void end() { starter_->signal(process_, SIGTERM); }
+    /// All that it has said, once `word` is among it.
+    const std::string& hear(const std::string& word) {
+        said_ += output_until(process_, word);
+        return said_;
+    }
+
+  private:
+    std::unique_ptr<ProcessStarter> starter_;
+    Process process_;
+    std::string said_;
+};
 
 }  // namespace
 
@@ -83,4 +140,20 @@ TEST_CASE("idle compute threads of a child sleep unless somebody has chosen othe
         Variable ours("GOMP_SPINCOUNT", "9");
         CHECK(seen_by_child({}) == "- 9 red");
     }
+}
+
+TEST_CASE("a stopped process is continued") {
+    Listener listener;
+    listener.stop();
+    listener.resume();
+    CHECK(listener.hear("continued\n") == "up\ncontinued\n");
+    listener.end();
+    CHECK(listener.hear("ended\n") == "up\ncontinued\nended\n");
+}
+
+TEST_CASE("a running process does not hear that stopped ones are continued") {
+    Listener listener;
+    listener.resume();
+    listener.end();
+    CHECK(listener.hear("ended\n") == "up\nended\n");
 }
