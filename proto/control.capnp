@@ -37,6 +37,7 @@ struct LaneOffer {
   index @3 :UInt32;           # of the lane
   token @4 :UInt64;           # repeated in every message of the lane
   computeThreads @5 :UInt32;  # of the server: the caller spins only if there are cores for that too
+  cores @6 :Text;             # on which the server may run: "0-7,16"; at most 200 bytes, empty: unknown
 }
 
 struct LayerRange {

@@ -127,6 +127,19 @@ Status check_cores(const CoreSet& cores, const MachineCores& machine) {
         "name cores among those, or widen what taskset, the container or its cpuset allow"};
 }
 
+bool has_core_for_each(std::span<const CoreUse> processes) {
+    std::vector<int> all;
+    std::size_t n_threads = 0;
+    for (const CoreUse& process : processes) {
+        if (process.n_threads > process.cores.size()) return false;
+        n_threads += process.n_threads;
+        all.insert(all.end(), process.cores.begin(), process.cores.end());
+    }
+    std::sort(all.begin(), all.end());
+    const auto last = std::unique(all.begin(), all.end());
+    return n_threads <= static_cast<std::size_t>(last - all.begin());
+}
+
 Status keep_to_cores(std::string_view text) {
     if (text.empty()) return Status::ok();
     ASSIGN_OR_RETURN(const CoreSet cores, parse_cores(text));

@@ -30,6 +30,15 @@ MachineCores machine_cores();
 /// this process may not run (taskset, a container), and what there is instead.
 Status check_cores(const CoreSet& cores, const MachineCores& machine);
 
+/// What one process computes with.
+struct CoreUse {
+    CoreSet cores;
+    std::size_t n_threads = 0;
+};
+
+/// True if a core is left for every thread: in each process, and in all of them together.
+bool has_core_for_each(std::span<const CoreUse> processes);
+
 /// Keeps the calling thread, and every thread that it will start, to these cores; an empty text
 /// leaves all that are allowed. To be called before there are other threads: they stay where they
 /// are, and memory lies on the NUMA node of whoever touches it first.

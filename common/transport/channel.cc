@@ -183,7 +183,9 @@ class Channel::Impl {
         lane_ = std::move(opened).value();
         lane_->set_spin_us(spin_us_);
         lane_facts_.is_open = true;
-        lane_facts_.peer_threads = offer.compute_threads;
+        Result<CoreSet> cores = parse_cores(offer.cores);  // none: nobody knows, nobody spins
+        lane_facts_.peer_cores = {cores.has_value() ? std::move(cores).value() : CoreSet{},
+                                  offer.compute_threads};
     }
 
     /// Goes on without; whoever waits for a reply through it is told to ask again.

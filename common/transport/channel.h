@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "common/base/cores.h"
 #include "common/base/deadline.h"
 #include "common/base/result.h"
 #include "common/transport/messages/envelope.h"
@@ -78,8 +79,8 @@ class Channel {
     /// The fast lane, if hello agreed on one and it has worked since.
     struct Lane {
         bool is_open = false;
-        std::uint32_t peer_threads = 0;  // that compute
-        std::uint64_t n_sent = 0;        // requests through all lanes of this channel
+        CoreUse peer_cores;        // for its compute threads
+        std::uint64_t n_sent = 0;  // requests through all lanes of this channel
     };
     const Lane& lane() const noexcept;
     /// True if an ExpertCall of so many bytes (tensors and picks) would take it now, and its reply.

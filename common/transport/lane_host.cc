@@ -49,7 +49,8 @@ msg::LaneOffer LaneHost::assign(std::uint64_t key, const msg::SegmentProbe& call
     msg::LaneOffer offer = segment_.offer();
     offer.index = static_cast<std::uint32_t>(lane - lanes_.data());
     offer.token = lane->token;
-    offer.compute_threads = options_.compute_threads;
+    offer.compute_threads = static_cast<std::uint32_t>(options_.cores.n_threads);
+    offer.cores = format_cores(options_.cores.cores);
     segment_.request(offer.index).head().number.value.store(0);
     segment_.reply(offer.index).head().number.value.store(0);
     return offer;

@@ -15,6 +15,7 @@
 #include <span>
 #include <vector>
 
+#include "common/base/cores.h"
 #include "common/base/deadline.h"
 #include "common/base/result.h"
 #include "common/transport/lane_segment.h"
@@ -37,8 +38,8 @@ class LaneHost {
         /// 16 rows of released size fit, with 16 picks each; larger calls put their tensors into
         /// arenas. Memory is taken as it is used: a lane that sees single rows holds 50 KiB.
         LaneSegment::Sizes sizes{8, 256U << 10U, 512U << 10U};
-        std::uint32_t compute_threads = 0;  // of this service, for callers that ask whether to spin
-        std::int64_t spin_us = -1;          // for the next request; -1: as long as callers say
+        CoreUse cores;              // of this service, for callers that ask whether to spin
+        std::int64_t spin_us = -1;  // for the next request; -1: as long as callers say
     };
     /// Errors: those of LaneSegment::create.
     static Result<std::unique_ptr<LaneHost>> create(const Options& options);

@@ -4,6 +4,7 @@
 #include <memory>
 #include <utility>
 
+#include "common/base/cores.h"
 #include "common/base/log.h"
 #include "common/base/settings.h"
 #include "common/kernels/idle_threads.h"
@@ -60,7 +61,7 @@ k3::Result<k3::Settings::Action> read_settings(int argc, const char* const* argv
 std::shared_ptr<k3::transport::LaneHost> make_lanes(const ExpertsSettings& settings) {
     if (settings.service.payload != "shm") return nullptr;
     k3::transport::LaneHost::Options options;
-    options.compute_threads = static_cast<std::uint32_t>(k3::kernels::threads());
+    options.cores = {k3::machine_cores().allowed, static_cast<std::size_t>(k3::kernels::threads())};
     options.spin_us = settings.spin_us;
     auto lanes = k3::transport::LaneHost::create(options);
     if (lanes.has_value()) return std::move(lanes).value();

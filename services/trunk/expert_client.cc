@@ -99,11 +99,11 @@ Status ExpertClient::greet(std::size_t server, Deadline deadline) {
 
 /// Whoever spins must not take the core that the one it waits for computes on.
 void ExpertClient::choose_spinning() {
-    std::uint64_t n_threads = options_.n_threads;
+    std::vector<CoreUse> processes = {options_.cores};
     for (const Peer& peer : peers_)
-        if (peer.channel->lane().is_open) n_threads += peer.channel->lane().peer_threads;
-    const bool has_idle_cores = n_threads <= std::thread::hardware_concurrency();
-    const std::int64_t us = options_.spin_us >= 0 ? options_.spin_us : has_idle_cores ? kSpinUs : 0;
+        if (peer.channel->lane().is_open) processes.push_back(peer.channel->lane().peer_cores);
+    const bool may_spin = has_core_for_each(processes);
+    const std::int64_t us = options_.spin_us >= 0 ? options_.spin_us : may_spin ? kSpinUs : 0;
     for (const Peer& peer : peers_) peer.channel->set_lane_spin_us(static_cast<std::uint32_t>(us));
 }
 

@@ -21,6 +21,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/base/cores.h"
 #include "common/base/deadline.h"
 #include "common/base/result.h"
 #include "common/telemetry/counters.h"
@@ -44,7 +45,7 @@ class ExpertClient final : public ExpertBackend {
         bool use_shm = true;             // where the server can
         bool fast_lane = true;           // where the server has one, on this box; needs use_shm
         std::int64_t spin_us = -1;       // in a fast lane, before sleeping; -1: if cores are idle
-        std::uint32_t n_threads = 1;     // that compute in this process
+        CoreUse cores;                   // of this process
         std::function<bool()> stopping;  // asked while waiting; null: never
     };
     /// Adds its counters to `counters`.

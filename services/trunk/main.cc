@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "common/base/cores.h"
 #include "common/base/log.h"
 #include "common/base/memory.h"
 #include "common/base/settings.h"
@@ -187,7 +188,7 @@ Status build(const TrunkSettings& settings, transport::Server& server, Parts& pa
     client.use_shm = settings.service.payload == "shm";
     client.fast_lane = settings.fast_lane == "auto";
     client.spin_us = settings.spin_us;
-    client.n_threads = static_cast<std::uint32_t>(kernels::threads());
+    client.cores = {machine_cores().allowed, static_cast<std::size_t>(kernels::threads())};
     client.stopping = [&server, &gave_up] { return gave_up || server.stopping(); };
     ASSIGN_OR_RETURN(parts.experts, ExpertClient::create(std::move(client), parts.counters));
     RETURN_IF_ERROR(load_and_connect(parts, range, server, gave_up));

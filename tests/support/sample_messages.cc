@@ -170,8 +170,10 @@ class Samples {
         msg::Announcement out = announcement();
         out.kind = msg::ServiceKind::experts;
         out.facts = msg::ExpertFacts{896, 3584, {{1, {0xFF}}}, 256};
-        out.lane = {4711, 17, kBig, 3, kBig + 1, 16};
+        out.lane = {4711, 17, kBig, 3, kBig + 1, 16, ""};
         add("announcement_lane", out);
+        out.lane.cores = "0-7,16";
+        add("announcement_lane_cores", out);
     }
 
   private:

@@ -142,9 +142,14 @@ ExpertFacts read_facts(wire::ExpertFacts::Reader in, Checker& check) {
     return facts;
 }
 
-LaneOffer read_lane(wire::LaneOffer::Reader in) {
-    return {in.getPid(),   in.getFd(),    in.getNonce(),
-            in.getIndex(), in.getToken(), in.getComputeThreads()};
+LaneOffer read_lane(wire::LaneOffer::Reader in, Checker& check) {
+    return {in.getPid(),
+            in.getFd(),
+            in.getNonce(),
+            in.getIndex(),
+            in.getToken(),
+            in.getComputeThreads(),
+            check.text(in.getCores(), "LaneOffer.cores", kMaxNameBytes)};
 }
 
 Announcement read_announcement(wire::Announcement::Reader in, Checker& check) {
@@ -159,7 +164,7 @@ Announcement read_announcement(wire::Announcement::Reader in, Checker& check) {
     auto probes = in.getProbes();
     unsigned n = check.count(probes, "Announcement.probes", kMaxProbes);
     for (unsigned i = 0; i < n; ++i) out.probes.push_back(probes[i]);
-    out.lane = read_lane(in.getLane());
+    out.lane = read_lane(in.getLane(), check);
     auto facts = in.getFacts();
     switch (facts.which()) {
         case wire::Announcement::Facts::NONE:
@@ -226,6 +231,8 @@ void write(BodyBuilder body, const Announcement& message) {
     lane.setIndex(message.lane.index);
     lane.setToken(message.lane.token);
     lane.setComputeThreads(message.lane.compute_threads);
+    // A longer list is of odd cores of a very large box: unknown, the caller then does not spin.
+    if (message.lane.cores.size() <= kMaxNameBytes) lane.setCores(as_text(message.lane.cores));
 }
 
 void write(BodyBuilder body, const Ping&) { body.initControl().setPing(); }

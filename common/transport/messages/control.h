@@ -81,6 +81,7 @@ struct LaneOffer {
     std::uint32_t index = 0;
     std::uint64_t token = 0;
     std::uint32_t compute_threads = 0;
+    std::string cores;
     bool operator==(const LaneOffer&) const = default;
 };
 

@@ -4,6 +4,7 @@
 
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "tests/support/text.h"
 
@@ -28,6 +29,16 @@ TEST_CASE("numbers and ranges of cores") {
     CHECK(*parse_cores("1-3, 2-4, 3") == CoreSet{1, 2, 3, 4});
     CHECK(*parse_cores("5-5") == CoreSet{5});
     CHECK(*parse_cores("8191") == CoreSet{8191});
+}
+
+TEST_CASE("whether processes have a core for each of their threads") {
+    using Uses = std::vector<CoreUse>;
+    CHECK(has_core_for_each(Uses{{{0, 1, 2, 3}, 2}, {{0, 1, 2, 3}, 2}}));
+    CHECK_FALSE(has_core_for_each(Uses{{{0, 1, 2, 3}, 2}, {{0, 1, 2, 3}, 3}}));
+    CHECK(has_core_for_each(Uses{{{0, 1}, 2}, {{2, 3}, 2}}));
+    CHECK_FALSE(has_core_for_each(Uses{{{0}, 2}, {{2, 3, 4}, 1}}));  // two threads on one core
+    CHECK_FALSE(has_core_for_each(Uses{{{0, 1}, 1}, {{}, 1}}));      // who knows where the other is
+    CHECK(has_core_for_each(Uses{{{0}, 1}}));
 }
 
 TEST_CASE("what is not a list of cores is refused with the part that is wrong") {

@@ -71,7 +71,7 @@ struct Host {
     void start() {
         LaneHost::Options lanes;
         lanes.sizes = {2, kSlotBytes, kSlotBytes};
-        lanes.compute_threads = 5;
+        lanes.cores = {{0, 1, 2, 3, 8}, 5};
         lanes.spin_us = spin_us;
         Server::Options options = server_options(endpoint);
         options.lanes = std::move(LaneHost::create(lanes)).value();
@@ -139,7 +139,8 @@ TEST_CASE("a lane and the socket carry the same calls and replies") {
         Caller by_socket(host.endpoint, false);
         CHECK(by_lane.greet().lane.pid == static_cast<std::uint32_t>(::getpid()));
         CHECK(by_socket.greet().lane.pid == 0);
-        CHECK(by_lane.channel->lane().peer_threads == 5);
+        CHECK(by_lane.channel->lane().peer_cores.cores == CoreSet{0, 1, 2, 3, 8});
+        CHECK(by_lane.channel->lane().peer_cores.n_threads == 5);
         by_lane.channel->set_lane_spin_us(static_cast<std::uint32_t>(spin_us));
         std::uint32_t n = 0;
         for (std::size_t bytes : {0, 1, 63, 64, 1000, 14336}) {
@@ -370,8 +371,13 @@ TEST_CASE("a lane that cannot be trusted is not opened") {
         REQUIRE(::pwrite(soft.get(), &header, sizeof(header), 0) == ssize_t{sizeof(header)});
     };
     write_header();
-    offer = {
-        static_cast<std::uint32_t>(::getpid()), static_cast<std::uint32_t>(soft.get()), 5, 0, 1, 1};
+    offer = {static_cast<std::uint32_t>(::getpid()),
+             static_cast<std::uint32_t>(soft.get()),
+             5,
+             0,
+             1,
+             1,
+             ""};
     CHECK(code(offer) == ErrorCode::corrupt);
     REQUIRE(::fcntl(soft.get(), F_ADD_SEALS, F_SEAL_SHRINK) == 0);
     CHECK(LaneSegment::open(offer).has_value());

@@ -112,7 +112,7 @@ void overwrite_reply(std::uint32_t lane) {
             std::move(transport::LaneSegment::open(
                           {static_cast<std::uint32_t>(::getpid()),
                            static_cast<std::uint32_t>(std::stoul(entry.path().filename().string())),
-                           header.nonce, lane, 0, 0}))
+                           header.nonce, lane, 0, 0, ""}))
                 .value();
         const std::uint32_t number = segment.request(lane).head().number.value;
         segment.reply(lane).put(number, 12345, msg::Bytes(100, std::byte{0xAB}), {});
