@@ -95,6 +95,6 @@ int main(int argc, char** argv) {
     if (action.has_value() && *action == Settings::Action::exit) return kExitOk;
     const Status status = action.has_value() ? run(settings) : Status(action.error());
     if (status.has_value()) return kExitOk;
-    std::fprintf(stderr, "cache: %s\n", status.error().sentence().c_str());
+    std::fprintf(stderr, "%s\n", status.error().sentence().c_str());
     return exit_code(status.error().code);
 }

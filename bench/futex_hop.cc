@@ -1,12 +1,12 @@
 #include "bench/futex_hop.h"
 
 #include <linux/futex.h>
-#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cstdint>
+#include <string>
 #include <thread>
 
 #include "bench/machine.h"
@@ -33,21 +33,19 @@ class Doorbell {
 
 }  // namespace
 
-std::vector<double> futex_round_trips(std::size_t n, int there) {
+Result<std::vector<double>> futex_round_trips(std::size_t n, const CoreSet& ends) {
     Doorbell out;
     Doorbell back;
+    Status there;
     std::jthread other([&] {
-        if (there >= 0) {
-            cpu_set_t set;
-            CPU_ZERO(&set);
-            CPU_SET(there, &set);
-            ::sched_setaffinity(0, sizeof(set), &set);
-        }
+        if (!ends.empty()) there = keep_to_cores(std::to_string(ends.back()));
         for (std::size_t i = 1; i <= n; ++i) {
             out.wait_for(static_cast<std::uint32_t>(i));
             back.ring();
         }
     });
+    Status here;
+    if (!ends.empty()) here = keep_to_cores(std::to_string(ends.front()));
     std::vector<double> us(n);
     for (std::size_t i = 0; i < n; ++i) {
         const double start = now();
@@ -55,6 +53,9 @@ std::vector<double> futex_round_trips(std::size_t n, int there) {
         back.wait_for(static_cast<std::uint32_t>(i + 1));
         us[i] = 1e6 * (now() - start);
     }
+    other.join();
+    RETURN_IF_ERROR(here);
+    RETURN_IF_ERROR(there);
     return us;
 }
 

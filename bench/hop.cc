@@ -7,7 +7,6 @@
 // another process) what services/experts does, but for the arithmetic.
 
 #include <fmt/format.h>
-#include <sched.h>
 #include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -18,6 +17,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -26,6 +26,7 @@
 
 #include "bench/futex_hop.h"
 #include "bench/machine.h"
+#include "common/base/cores.h"
 #include "common/transport/arena.h"
 #include "common/transport/channel.h"
 #include "common/transport/lane_host.h"
@@ -49,7 +50,7 @@ struct Options {
     fs::path json_file;
     std::string serve;  // endpoint; empty: measure
     bool spin = false;
-    int cpu = -1;
+    int core = -1;
 };
 
 struct Case {
@@ -72,21 +73,9 @@ T value_or_fail(Result<T> result) {
     return std::move(result).value();
 }
 
-std::vector<int> usable_cpus() {
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    ::sched_getaffinity(0, sizeof(set), &set);
-    std::vector<int> cpus;
-    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu)
-        if (CPU_ISSET(cpu, &set)) cpus.push_back(cpu);
-    return cpus;
-}
-
-void run_on(const std::vector<int>& cpus) {
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    for (int cpu : cpus) CPU_SET(cpu, &set);
-    ::sched_setaffinity(0, sizeof(set), &set);
+void run_on(int core) {
+    if (Status kept = keep_to_cores(std::to_string(core)); !kept.has_value())
+        fail(kept.error().sentence());
 }
 
 // ---- the server --------------------------------------------------------------------------------
@@ -107,7 +96,7 @@ void answer(const transport::Request& request, const msg::ExpertCall& call,
 }
 
 int serve(const Options& options) {
-    if (options.cpu >= 0) run_on({options.cpu});
+    if (options.core >= 0) run_on(options.core);
     transport::install_stop_signals();
     const auto run = static_cast<std::uint64_t>(::getpid());
     auto arena = value_or_fail(transport::Arena::create(
@@ -136,11 +125,11 @@ int serve(const Options& options) {
 /// This program as the server of one case.
 class ServerProcess {
   public:
-    ServerProcess(const Case& which, const std::string& endpoint, int cpu) {
+    ServerProcess(const Case& which, const std::string& endpoint, int core) {
         std::vector<std::string> words = {fs::read_symlink("/proc/self/exe").string(), "--serve",
                                           endpoint};
         if (which.spin) words.push_back("--spin");
-        if (which.pinned) words.insert(words.end(), {"--cpu", std::to_string(cpu)});
+        if (which.pinned) words.insert(words.end(), {"--core", std::to_string(core)});
         std::vector<char*> argv;
         argv.reserve(words.size() + 1);
         for (std::string& word : words) argv.push_back(word.data());
@@ -223,13 +212,16 @@ Distribution distribution_of(std::vector<double> us) {
     return {at(50), at(90), at(99)};
 }
 
-Distribution measure(const Case& which, std::size_t n_calls, const std::vector<int>& cpus) {
-    run_on(which.pinned ? std::vector<int>{cpus[0]} : cpus);
-    if (which.lane == std::string_view("futex"))
-        return distribution_of(bench::futex_round_trips(n_calls, which.pinned ? cpus.back() : -1));
+Distribution measure(const Case& which, std::size_t n_calls, const CoreSet& cores) {
+    if (which.lane == std::string_view("futex")) {
+        CoreSet ends;
+        if (which.pinned) ends = {cores.front(), cores.back()};
+        return distribution_of(value_or_fail(bench::futex_round_trips(n_calls, ends)));
+    }
     const fs::path socket = fs::temp_directory_path() / fmt::format("k3-hop-{}.sock", ::getpid());
     const std::string endpoint = "ipc://" + socket.string();
-    ServerProcess server(which, endpoint, cpus.back());
+    ServerProcess server(which, endpoint, cores.back());  // may run where this thread may by now
+    if (which.pinned) run_on(cores.front());
     Caller caller(which, endpoint);
     std::size_t number = 0;
     while (number < std::min<std::size_t>(n_calls, 1000)) caller.call(number++);
@@ -243,10 +235,10 @@ Distribution measure(const Case& which, std::size_t n_calls, const std::vector<i
 }
 
 int run(const Options& options) {
-    const std::vector<int> cpus = usable_cpus();
+    const CoreSet cores = machine_cores().allowed;
     std::vector<Case> cases;
     for (const bool pinned : {true, false}) {
-        if (pinned && cpus.size() < 2) continue;  // no core for each side
+        if (pinned && cores.size() < 2) continue;  // no core for each side
         cases.push_back({"fast", false, pinned, true});
         cases.push_back({"fast", false, pinned, false});
         cases.push_back({"zeromq", true, pinned, false});
@@ -255,14 +247,16 @@ int run(const Options& options) {
     }
     nlohmann::json json;
     json["cpu"] = bench::cpu_model();
-    json["cores"] = cpus.size();
+    json["cores"] = cores.size();
     json["calls"] = options.n_calls;
-    fmt::print("{}, {} cores; {} calls a line, microseconds\n\n", bench::cpu_model(), cpus.size(),
+    fmt::print("{}, {} cores; {} calls a line, microseconds\n\n", bench::cpu_model(), cores.size(),
                options.n_calls);
     fmt::print("  {:<8}{:<10}{:<8}{:<6}{:>9}{:>9}{:>9}\n", "lane", "tensors", "pinned", "spin",
                "p50", "p90", "p99");
     for (const Case& which : cases) {
-        const Distribution d = measure(which, options.n_calls, cpus);
+        // On a thread of its own, which may keep itself to one core.
+        const Distribution d =
+            std::async(std::launch::async, measure, which, options.n_calls, cores).get();
         const bool empty = which.lane == std::string_view("futex");
         const char* tensors = empty ? "none" : which.use_shm ? "arena" : "message";
         fmt::print("  {:<8}{:<10}{:<8}{:<6}{:>9.1f}{:>9.1f}{:>9.1f}\n", which.lane, tensors,
@@ -296,7 +290,7 @@ int main(int argc, char** argv) {
     app.add_option("--json", options.json_file, "also write the results to this file");
     app.add_option("--serve", options.serve)->group("");
     app.add_flag("--spin", options.spin)->group("");
-    app.add_option("--cpu", options.cpu)->group("");
+    app.add_option("--core", options.core)->group("");
     try {
         app.parse(argc, argv);
     } catch (const CLI::ParseError& error) {

@@ -81,20 +81,24 @@ class Benchmark {
         if (k3::kernels::threads() > 1) thread_counts_.push_back(k3::kernels::threads());
     }
 
-    void run() {
+    /// False if nothing is called like --only.
+    bool run() {
         measure_machine();
         if (options_.only.empty() || options_.only == "ram")
             json_["from_ram"] = k3::bench::measure_from_ram(thread_counts_);
         if (options_.only.empty() || options_.only == "sampling")
             json_["sampling"] = k3::bench::measure_sampling();
-        if (options_.only == "ram" || options_.only == "sampling") return;
+        if (options_.only == "ram" || options_.only == "sampling") return true;
         std::printf("\n%-24s %-20s %-7s %3s %10s %8s %6s %9s %6s\n", "operation", "sizes", "isa",
                     "thr", "fastest", "GB/s", "read", "GFLOP/s", "fma");
+        bool found = false;
         for (const k3::test::Operation& operation : k3::test::operations()) {
             if (operation.name.find(options_.only) == std::string::npos) continue;
+            found = true;
             for (const k3::test::Shape& shape : operation.bench_shapes)
                 measure_shape(operation, shape);
         }
+        return found;
     }
 
     bool write_json() const {
@@ -196,7 +200,12 @@ int main(int argc, char** argv) {
         return app.exit(error) == 0 ? 0 : 2;
     }
     Benchmark benchmark(options);
-    benchmark.run();
+    if (!benchmark.run()) {
+        std::fprintf(stderr,
+                     "no operation has '%s' in its name: leave --only out to see them all\n",
+                     options.only.c_str());
+        return 2;
+    }
     if (!benchmark.write_json()) {
         std::fprintf(stderr, "cannot write %s: choose another file\n", options.json_file.c_str());
         return 1;

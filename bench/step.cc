@@ -32,6 +32,7 @@
 #include "bench/machine.h"
 #include "bench/neighbour.h"
 #include "bench/one_process.h"
+#include "common/base/cores.h"
 #include "common/base/settings.h"
 #include "common/kernels/kernel_table.h"
 #include "common/model/load.h"
@@ -365,9 +366,8 @@ int run(const Options& options, const fs::path& program) {
     const fs::path& config = written ? written->path() : options.config;
     const fs::path model = value_or_fail(launcher::load_pipeline(config)).model;
     const model::TokenCost cost = model::token_cost(value_or_fail(model::load_config(model)));
-    const int n_threads = options.threads > 0
-                              ? options.threads
-                              : static_cast<int>(std::thread::hardware_concurrency());
+    const int n_threads =
+        options.threads > 0 ? options.threads : static_cast<int>(machine_cores().allowed.size());
     nlohmann::json json;
     std::vector<Phase> phases;
     {

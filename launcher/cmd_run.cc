@@ -43,6 +43,11 @@ Result<std::string> read_all(const std::filesystem::path& path) {
     std::string text(msg::kMaxTextBytes + 1, '\0');
     in.read(text.data(), static_cast<std::streamsize>(text.size()));
     text.resize(static_cast<std::size_t>(in.gcount()));
+    if (in.bad())
+        return Error{ErrorCode::io,
+                     fmt::format("{} cannot be read beyond its first {} bytes",
+                                 standard_input ? "standard input" : path.string(), text.size()),
+                     "check the disk it lies on"};
     if (text.size() > msg::kMaxTextBytes)
         return Error{
             ErrorCode::invalid_argument,

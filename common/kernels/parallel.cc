@@ -15,8 +15,9 @@ std::atomic<int> g_threads{0};  // 0: not set yet
 constexpr std::size_t kRowBlock = 48;
 
 /// Parts of a product that the threads take one by one: so many for each thread that the last ones
-/// to end do not keep the others waiting for long, and with several rows of activations, which each
-/// part splits into lanes for itself, none of fewer than four blocks.
+/// to end do not keep the others waiting for long. With several rows of activations, which each
+/// part splits into lanes for itself, a part has four blocks if that leaves one part for each
+/// thread.
 std::size_t parts_of(std::size_t n_blocks, std::size_t n_rows) noexcept {
     const auto n_threads = static_cast<std::size_t>(threads());
     const std::size_t most = n_rows == 1 ? n_blocks : n_blocks / 4;

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -50,9 +51,11 @@ PeerProcess::PeerProcess(const std::string& endpoint, const std::vector<std::str
 }
 
 PeerProcess::~PeerProcess() {
-    if (status_) return;
-    ::kill(pid_, SIGKILL);
-    ::waitpid(pid_, nullptr, 0);
+    if (!status_) {
+        ::kill(pid_, SIGKILL);
+        ::waitpid(pid_, nullptr, 0);
+    }
+    ::shm_unlink(segment().c_str());  // a killed one leaves it, and no janitor comes here
 }
 
 void PeerProcess::signal(int number) const { ::kill(pid_, number); }
