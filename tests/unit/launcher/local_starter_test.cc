@@ -83,13 +83,13 @@ class Listener {
         auto starter = make_local_starter();
         REQUIRE(starter.has_value());
         starter_ = *std::move(starter);
-        auto process = starter_->start(
-            {"sh",
-             {"/bin/sh", "-c",
-              "trap 'echo continued' CONT; trap 'echo ended; exit 0' TERM; echo up; "
-              "while :; do sleep 0.02; done"},
-             {},
-             false});
+        auto process =
+            starter_->start({"sh",
+                             {"/bin/sh", "-c",
+                              "trap 'echo continued' CONT; trap 'echo ended; exit 0' TERM; "
+                              "sleep 1000 & echo up; while :; do wait; done"},
+                             {},
+                             false});
         REQUIRE(process.has_value());
         process_ = *std::move(process);
         said_ = output_until(process_, "up\n");
@@ -108,7 +108,8 @@ class Listener {
         REQUIRE(::waitid(P_PID, id, &info, WSTOPPED | WNOWAIT) == 0);
     }
     void resume() { starter_->resume(process_); }
-    void end() { starter_->signal(process_, SIGTERM); }
+    /// Only the shell: of a killed `sleep` it would tell us.
+    void end() const { ::kill(process_.pid, SIGTERM); }
     /// All that it has said, once `word` is among it.
     const std::string& hear(const std::string& word) {
         said_ += output_until(process_, word);
