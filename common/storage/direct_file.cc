@@ -69,8 +69,8 @@ Status DirectFile::read(std::uint64_t offset, std::span<std::byte> dst) const {
                                     static_cast<off_t>(offset + done));
         if (got < 0 && errno == EINTR) continue;
         if (got < 0)
-            return system_error(
-                errno, fmt::format("read {} bytes at offset {} of", wanted, offset), path_);
+            return system_error(errno, fmt::format("read {} bytes at offset {} of", wanted, offset),
+                                path_);
         done += static_cast<std::uint64_t>(got);
         const bool ended = got == 0 || (is_direct() && done % kBlockBytes != 0);
         if (ended && done < wanted)

@@ -12,7 +12,6 @@ namespace k3::experts {
 
 namespace {
 
-constexpr std::uint64_t kPage = 4096;
 constexpr std::size_t kSmallest = 2;  // one expert is read while another computes
 
 std::uint64_t ns_since(Clock::time_point start) {
@@ -50,21 +49,17 @@ void ExpertLease::release() noexcept {
 
 // --- start and end ---
 
-std::uint64_t ExpertCache::slot_bytes(std::uint64_t record_bytes) noexcept {
-    return (record_bytes + kPage - 1) / kPage * kPage;
-}
-
 Result<ExpertCache::Slots> ExpertCache::slots_for(const Options& options,
-                                                  std::uint64_t record_bytes) {
-    const std::uint64_t each = slot_bytes(record_bytes);
+                                                  std::uint64_t slot_bytes) {
     const std::uint64_t smallest = std::min<std::uint64_t>(kSmallest, options.n_held);
-    const std::uint64_t fit = options.budget_bytes / each;
+    const std::uint64_t fit = options.budget_bytes / slot_bytes;
     if (fit < smallest)
-        return Error{ErrorCode::resource_exhausted,
-                     fmt::format("a cache of {} bytes holds {} experts of {} bytes, and needs room "
-                                 "for {} ({} bytes)",
-                                 options.budget_bytes, fit, each, smallest, smallest * each),
-                     fmt::format("give --cache-bytes {} or more", smallest * each)};
+        return Error{
+            ErrorCode::resource_exhausted,
+            fmt::format("a cache of {} bytes holds {} experts of {} bytes, and needs room "
+                        "for {} ({} bytes)",
+                        options.budget_bytes, fit, slot_bytes, smallest, smallest * slot_bytes),
+            fmt::format("give --cache-bytes {} or more", smallest * slot_bytes)};
     Slots slots;
     slots.n_slots = std::min(fit, options.n_held);
     slots.n_kept = slots.n_slots;
@@ -77,12 +72,11 @@ Result<std::unique_ptr<ExpertCache>> ExpertCache::create(const Options& options,
                                                          ExpertStore& store) {
     K3_CHECK(options.n_held > 0 && options.n_readers > 0,
              fmt::format("{} experts, {} readers", options.n_held, options.n_readers));
-    ASSIGN_OR_RETURN(Slots sizes, slots_for(options, store.record_bytes()));
+    ASSIGN_OR_RETURN(Slots sizes, slots_for(options, store.slot_bytes()));
     ASSIGN_OR_RETURN(
         std::unique_ptr<EvictionPolicy> policy,
         make_policy(options.policy, {options.n_layers, options.n_experts, sizes.n_kept}));
-    ASSIGN_OR_RETURN(SlotMemory memory,
-                     SlotMemory::map(sizes.n_slots, slot_bytes(store.record_bytes())));
+    ASSIGN_OR_RETURN(SlotMemory memory, SlotMemory::map(sizes.n_slots, store.slot_bytes()));
     return std::unique_ptr<ExpertCache>(
         new ExpertCache(options, store, sizes, std::move(memory), std::move(policy)));
 }
@@ -352,7 +346,7 @@ ExpertLease ExpertCache::lease(std::uint32_t index) {
     Slot& slot = slots_[index];
     slot.wanted = false;
     ++slot.leases;
-    return {*this, index, memory_.slot(index).first(store_.record_bytes())};
+    return {*this, index, slot.record};
 }
 
 Error ExpertCache::take_error(std::uint32_t index) {
@@ -399,17 +393,18 @@ void ExpertCache::read_until_stopped() {
         slots_[index].state = State::reading;
         const ExpertKey key = slots_[index].key;
         lock.unlock();
-        Status status = store_.read(key, memory_.slot(index).first(store_.record_bytes()));
+        Result<std::span<const std::byte>> read = store_.read(key, memory_.slot(index));
         lock.lock();
-        finish_read(index, std::move(status));
+        finish_read(index, std::move(read));
         slots_changed_.notify_all();
     }
 }
 
-void ExpertCache::finish_read(std::uint32_t index, Status status) {
+void ExpertCache::finish_read(std::uint32_t index, Result<std::span<const std::byte>> read) {
     Slot& slot = slots_[index];
-    if (status.has_value()) {
+    if (read.has_value()) {
         ++counts_.reads;
+        slot.record = *read;
         slot.state = State::ready;
         free_if_unused(index);
     } else {
@@ -418,7 +413,7 @@ void ExpertCache::finish_read(std::uint32_t index, Status status) {
         if (std::exchange(slot.speculative, false)) std::erase(speculative_, index);
         if (slot.wanted) {
             slot.state = State::failed;
-            slot.error = std::move(status).error();
+            slot.error = std::move(read).error();
         } else {
             make_free(index);
         }

@@ -97,11 +97,9 @@ class ExpertCache {
         std::size_t n_kept = 0;  // capacity of the policy; the other slots are for passing experts
     };
 
-    /// Bytes of one slot: a record rounded up to pages.
-    static std::uint64_t slot_bytes(std::uint64_t record_bytes) noexcept;
     /// Error: resource_exhausted if the smallest legal number of slots does not fit (one expert is
     /// read while another computes: 2, or 1 if one is all there is), naming the bytes it needs.
-    static Result<Slots> slots_for(const Options& options, std::uint64_t record_bytes);
+    static Result<Slots> slots_for(const Options& options, std::uint64_t slot_bytes);
 
     /// Takes all its memory here; no later call allocates. Borrows `store`.
     /// Errors: as slots_for; invalid_argument (unknown policy); resource_exhausted (the system
@@ -144,7 +142,8 @@ class ExpertCache {
         bool wanted = false;
         bool speculative = false;
         std::uint32_t leases = 0;
-        std::uint64_t visit = 0;  // during which a speculative read began
+        std::uint64_t visit = 0;            // during which a speculative read began
+        std::span<const std::byte> record;  // where it lies in the slot, if ready
         std::optional<Error> error;
     };
     static constexpr std::uint32_t kNone = 0xFFFFFFFF;
@@ -170,7 +169,7 @@ class ExpertCache {
     Error take_error(std::uint32_t slot);
     Error too_late(ExpertKey key) const;
     std::uint32_t next_to_read();
-    void finish_read(std::uint32_t slot, Status status);
+    void finish_read(std::uint32_t slot, Result<std::span<const std::byte>> read);
 
     void read_until_stopped();
     void release(std::uint32_t slot) noexcept;

@@ -46,9 +46,11 @@ CheckpointStore::CheckpointStore(const model::Model& model, const model::Placeme
       index_(std::size_t{held.n_layers()} * held.n_experts(), kNone) {}
 
 Result<std::unique_ptr<CheckpointStore>> CheckpointStore::create(const model::Model& model,
-                                                                 const model::Placement& held) {
+                                                                 const model::Placement& held,
+                                                                 storage::DirectFile::Mode mode) {
     std::unique_ptr<CheckpointStore> store(new CheckpointStore(model, held));
     RETURN_IF_ERROR(store->look_up(held));
+    RETURN_IF_ERROR(store->open_files(mode));
     return store;
 }
 
@@ -79,6 +81,40 @@ Status CheckpointStore::look_up(const model::Placement& held) {
     return problems.result();
 }
 
+Status CheckpointStore::open_files(storage::DirectFile::Mode mode) {
+    files_.resize(checkpoint_->n_shards());
+    std::vector<bool> tried(files_.size());
+    std::size_t n_scattered = 0;
+    for (const Places& places : places_) {
+        if (!is_one_run(places)) {
+            ++n_scattered;
+            continue;
+        }
+        const std::uint32_t shard = places[0].shard;
+        if (tried[shard]) continue;
+        tried[shard] = true;
+        ASSIGN_OR_RETURN(storage::DirectFile file,
+                         storage::DirectFile::open(checkpoint_->shard_path(shard), mode));
+        if (file.is_direct())
+            files_[shard] = std::move(file);
+        else if (why_buffered_.empty())
+            why_buffered_ = fmt::format("{}: {}", file.path().string(), file.why_buffered());
+    }
+    if (n_scattered > 0 && why_buffered_.empty())
+        why_buffered_ = fmt::format("{} of {} experts do not lie in one piece in their shard",
+                                    n_scattered, places_.size());
+    return Status::ok();
+}
+
+/// Whether the parts follow one another in a shard as they do in the record.
+bool CheckpointStore::is_one_run(const Places& places) const noexcept {
+    for (std::uint32_t i = 0; i < places.size(); ++i)
+        if (places[i].part != i || places[i].shard != places[0].shard ||
+            places[i].offset != places[0].offset + record_.offset(i))
+            return false;
+    return true;
+}
+
 const CheckpointStore::Places* CheckpointStore::places_of(ExpertKey key) const noexcept {
     const std::size_t n_experts = config_.moe.n_experts;
     if (key.layer >= config_.n_layers || key.expert >= n_experts) return nullptr;
@@ -86,21 +122,41 @@ const CheckpointStore::Places* CheckpointStore::places_of(ExpertKey key) const n
     return at == kNone ? nullptr : &places_[at];
 }
 
-Status CheckpointStore::read(ExpertKey key, std::span<std::byte> record) {
-    K3_CHECK(record.size() == record_.bytes(),
-             fmt::format("{} bytes for a record of {}", record.size(), record_.bytes()));
+Result<std::span<const std::byte>> CheckpointStore::read(ExpertKey key, std::span<std::byte> slot) {
+    K3_CHECK(slot.size() == slot_bytes(),
+             fmt::format("{} bytes for a slot of {}", slot.size(), slot_bytes()));
     const Places* places = places_of(key);
     if (places == nullptr)
         return Error{ErrorCode::not_found,
                      fmt::format("layer {} expert {} is not in this store", key.layer, key.expert),
                      "check which share of the experts this server was given"};
-    Status read = read_parts(*places, record);
-    if (!read)
-        return std::move(read).error().with_context(
+    const auto in_context = [&](Error error) {
+        return std::move(error).with_context(
             fmt::format("layer {} expert {}", key.layer, key.expert));
+    };
+    std::span<const std::byte> record = slot.first(record_.bytes());
+    const std::optional<storage::DirectFile>& file = files_[(*places)[0].shard];
+    if (file && is_one_run(*places)) {
+        auto read = read_blocks(*file, (*places)[0].offset, slot);
+        if (!read) return in_context(std::move(read).error());
+        record = *read;
+    } else if (Status read = read_parts(*places, slot.first(record_.bytes())); !read) {
+        return in_context(std::move(read).error());
+    }
     ExpertRecord::BadGroup bad;
     if (record_.find_bad_group(record, bad)) return bad_group(key, bad);
-    return Status::ok();
+    return record;
+}
+
+/// The blocks that the record at `offset` touches.
+Result<std::span<const std::byte>> CheckpointStore::read_blocks(const storage::DirectFile& file,
+                                                                std::uint64_t offset,
+                                                                std::span<std::byte> slot) {
+    const std::uint64_t first = storage::block_floor(offset);
+    const std::uint64_t end = storage::block_ceiling(offset + record_.bytes());
+    RETURN_IF_ERROR(file.read(first, slot.first(end - first)));
+    count(record_.bytes(), std::min(end, file.bytes()) - first - record_.bytes());
+    return std::span<const std::byte>(slot.subspan(offset - first, record_.bytes()));
 }
 
 /// One read for every run of tensors that follow one another in a shard: in the released files that
@@ -109,23 +165,33 @@ Status CheckpointStore::read(ExpertKey key, std::span<std::byte> record) {
 Status CheckpointStore::read_parts(const Places& places, std::span<std::byte> record) {
     std::array<std::span<std::byte>, ExpertRecord::kParts> parts;
     for (std::size_t first = 0; first < places.size();) {
-        std::size_t count = 0;
+        std::size_t n_parts = 0;
         std::uint64_t end = places[first].offset;
-        while (first + count < places.size() &&
-               places[first + count].shard == places[first].shard &&
-               places[first + count].offset == end) {
-            const std::uint32_t part = places[first + count].part;
-            parts[count++] = record.subspan(record_.offset(part), record_.part_bytes(part));
+        while (first + n_parts < places.size() &&
+               places[first + n_parts].shard == places[first].shard &&
+               places[first + n_parts].offset == end) {
+            const std::uint32_t part = places[first + n_parts].part;
+            parts[n_parts++] = record.subspan(record_.offset(part), record_.part_bytes(part));
             end += record_.part_bytes(part);
         }
         RETURN_IF_ERROR(
             checkpoint_->read_range(places[first].shard, places[first].offset,
-                                    std::span<const std::span<std::byte>>(parts.data(), count)));
-        bytes_read_.fetch_add(end - places[first].offset, std::memory_order_relaxed);
-        runs_read_.fetch_add(1, std::memory_order_relaxed);
-        first += count;
+                                    std::span<const std::span<std::byte>>(parts.data(), n_parts)));
+        count(end - places[first].offset, 0);
+        first += n_parts;
     }
     return Status::ok();
+}
+
+void CheckpointStore::count(std::uint64_t read_bytes, std::uint64_t rounding_bytes) noexcept {
+    read_bytes_.fetch_add(read_bytes, std::memory_order_relaxed);
+    rounding_bytes_.fetch_add(rounding_bytes, std::memory_order_relaxed);
+    runs_.fetch_add(1, std::memory_order_relaxed);
+}
+
+StoreCounts CheckpointStore::counts() const noexcept {
+    return {read_bytes_.load(std::memory_order_relaxed),
+            rounding_bytes_.load(std::memory_order_relaxed), runs_.load(std::memory_order_relaxed)};
 }
 
 Error CheckpointStore::bad_group(ExpertKey key, const ExpertRecord::BadGroup& bad) const {

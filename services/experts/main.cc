@@ -23,6 +23,7 @@ struct ExpertsSettings {
     std::string model;
     std::int64_t threads = 0;
     std::int64_t spin_us = -1;
+    std::string direct = "auto";
 };
 
 k3::Result<k3::Settings::Action> read_settings(int argc, const char* const* argv,
@@ -44,6 +45,8 @@ k3::Result<k3::Settings::Action> read_settings(int argc, const char* const* argv
                          "in a fast lane: how long to spin for the next call before sleeping; "
                          "-1: as long as the trunk says");
     settings.add_integer("read_threads", &n_readers, 1, 64, "expert reads going on at a time");
+    settings.add_choice("direct", &out.direct, {"auto", "off"},
+                        "auto: experts are read past the page cache where that is possible");
     settings.add_integer("read_wait_ms", &out.experts.read_wait_ms, 1, 3'600'000,
                          "how long one call may wait for its experts to be read");
     settings.add_integer("max_call_rows", &max_call_rows, 1, 65536,
@@ -51,6 +54,7 @@ k3::Result<k3::Settings::Action> read_settings(int argc, const char* const* argv
     auto action = settings.parse(argc, argv);
     out.experts.max_call_rows = static_cast<std::uint32_t>(max_call_rows);
     out.experts.n_readers = static_cast<std::uint32_t>(n_readers);
+    out.experts.direct = out.direct == "auto";
     out.experts.name = out.service.name;
     out.experts.use_shm = out.service.payload == "shm";
     out.experts.run_id = out.service.run();

@@ -23,8 +23,8 @@ constexpr std::uint32_t kReplySlots = 8;
 
 /// What --cache-bytes 0 stands for, and whether an explicit budget can be had.
 Result<std::uint64_t> cache_budget(const Service::Options& options, std::uint64_t n_held,
-                                   std::uint64_t record_bytes) {
-    const std::uint64_t all = n_held * ExpertCache::slot_bytes(record_bytes);
+                                   std::uint64_t slot_bytes) {
+    const std::uint64_t all = n_held * slot_bytes;
     ASSIGN_OR_RETURN(AvailableMemory available, available_memory());
     if (options.cache_bytes == 0) return std::min(all, available.bytes / 4);
     const std::uint64_t needed = std::min(all, options.cache_bytes);
@@ -82,7 +82,13 @@ Result<std::unique_ptr<Service>> Service::create(const Options& options,
                                  model.config.moe.top_k, kMostTerms),
                      "use a model with fewer experts for each token"};
     std::unique_ptr<Service> service(new Service(options, model, std::move(held)));
-    ASSIGN_OR_RETURN(service->store_, CheckpointStore::create(model, service->held_));
+    using Mode = storage::DirectFile::Mode;
+    ASSIGN_OR_RETURN(
+        service->store_,
+        CheckpointStore::create(model, service->held_,
+                                options.direct ? Mode::direct_if_possible : Mode::buffered));
+    if (const std::string& why = service->store_->why_buffered(); !why.empty())
+        log::info("experts are read through the page cache: " + why);
     RETURN_IF_ERROR(service->build());
     service->make_arena();
     return service;
@@ -92,7 +98,7 @@ Status Service::build() {
     const model::MoeConfig& moe = config_.moe;
     ExpertCache::Options cache;
     ASSIGN_OR_RETURN(cache.budget_bytes,
-                     cache_budget(options_, held_.count(), store_->record_bytes()));
+                     cache_budget(options_, held_.count(), store_->slot_bytes()));
     cache.n_layers = config_.n_layers;
     cache.n_experts = moe.n_experts;
     cache.n_held = held_.count();
@@ -220,11 +226,12 @@ std::vector<msg::Counter> Service::statistics() const {
     std::vector<msg::Counter> all = counters_.snapshot();
     const CacheCounts cache = cache_->counts();
     const ExpertCache::Slots slots = cache_->slots();
+    const StoreCounts store = store_->counts();
     const std::pair<const char*, std::uint64_t> more[] = {
         {"experts_held", held_.count()},
         {"expert_cache_slots", slots.n_slots},
         {"expert_cache_kept_slots", slots.n_kept},
-        {"expert_cache_bytes", slots.n_slots * ExpertCache::slot_bytes(store_->record_bytes())},
+        {"expert_cache_bytes", slots.n_slots * store_->slot_bytes()},
         {"expert_cache_hits", cache.hits},
         {"expert_cache_misses", cache.misses},
         {"expert_cache_refused_admissions", cache.refused_admissions},
@@ -236,7 +243,9 @@ std::vector<msg::Counter> Service::statistics() const {
         {"prefetch_dropped", cache.prefetch_dropped},
         {"expert_reads", cache.reads},
         {"expert_reads_failed", cache.failed_reads},
-        {"expert_read_bytes", store_->bytes_read()},
+        {"expert_read_bytes", store.read_bytes},
+        {"expert_read_rounding_bytes", store.rounding_bytes},
+        {"expert_read_runs", store.runs},
     };
     for (const auto& [name, value] : more) all.push_back({name, value});
     return all;

@@ -29,6 +29,7 @@ class Service {
         std::string policy = "rank-weighted";
         std::uint32_t max_call_rows = 256;
         std::uint32_t n_readers = 4;
+        bool direct = true;                  // read past the page cache where that is possible
         std::int64_t read_wait_ms = 30'000;  // of one call, for all its experts
         bool use_shm = true;
         std::uint64_t run_id = 0;

@@ -51,7 +51,7 @@ struct ExpertServer {
 
     std::unique_ptr<ExpertCache> make_cache(std::size_t n_slots, const char* policy) const {
         ExpertCache::Options options;
-        options.budget_bytes = n_slots * ExpertCache::slot_bytes(store->record_bytes());
+        options.budget_bytes = n_slots * store->slot_bytes();
         options.n_layers = model.config.n_layers;
         options.n_experts = model.config.moe.n_experts;
         options.n_held = held.count();

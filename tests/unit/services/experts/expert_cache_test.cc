@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::uint32_t kLayers = 6;
 constexpr std::uint32_t kExperts = 16;
-constexpr std::uint64_t kSlot = 4096;  // a FakeStore record takes one page
+constexpr std::uint64_t kSlot = 8192;  // a FakeStore record touches two pages at most
 
 ExpertCache::Options options(std::size_t n_slots, std::string policy = "rank-weighted") {
     ExpertCache::Options options;
@@ -117,17 +117,17 @@ TEST_CASE("a budget below the smallest legal cache is refused with the bytes it 
     Result<std::unique_ptr<ExpertCache>> cache = ExpertCache::create(small, store);
     REQUIRE(!cache.has_value());
     CHECK(cache.error().code == ErrorCode::resource_exhausted);
-    CHECK(cache.error().message.find("8191") != std::string::npos);
-    CHECK(cache.error().remedy.find("8192") != std::string::npos);
+    CHECK(cache.error().message.find("16383") != std::string::npos);
+    CHECK(cache.error().remedy.find("16384") != std::string::npos);
 }
 
 TEST_CASE("no more slots are taken than there are experts, and then none is set aside") {
-    CHECK(ExpertCache::slots_for(options(5000), FakeStore::kBytes)->n_slots == 96);
-    CHECK(ExpertCache::slots_for(options(5000), FakeStore::kBytes)->n_kept == 96);
-    CHECK(ExpertCache::slots_for(options(95), FakeStore::kBytes)->n_kept == 91);
+    CHECK(ExpertCache::slots_for(options(5000), kSlot)->n_slots == 96);
+    CHECK(ExpertCache::slots_for(options(5000), kSlot)->n_kept == 96);
+    CHECK(ExpertCache::slots_for(options(95), kSlot)->n_kept == 91);
     ExpertCache::Options one = options(1);
     one.n_held = 1;
-    CHECK(ExpertCache::slots_for(one, FakeStore::kBytes)->n_kept == 1);
+    CHECK(ExpertCache::slots_for(one, kSlot)->n_kept == 1);
 }
 
 TEST_CASE("an unknown policy is refused") {

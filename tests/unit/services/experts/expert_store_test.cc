@@ -5,7 +5,9 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <fstream>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -25,13 +27,32 @@ model::Model open_model(const std::filesystem::path& directory) {
     return std::move(model).value();
 }
 
-std::unique_ptr<CheckpointStore> make_store(const model::Model& model, const char* share = "all") {
+using Mode = storage::DirectFile::Mode;
+
+std::unique_ptr<CheckpointStore> make_store(const model::Model& model, const char* share = "all",
+                                            Mode mode = Mode::direct_if_possible) {
     auto held = model::parse_share(share, model.config);
     REQUIRE(held.has_value());
-    auto store = CheckpointStore::create(model, *held);
+    auto store = CheckpointStore::create(model, *held, mode);
     REQUIRE_MESSAGE(store.has_value(), (store.has_value() ? "" : store.error().message));
     return std::move(store).value();
 }
+
+/// As the cache's slots are.
+class Slot {
+  public:
+    explicit Slot(const ExpertStore& store)
+        : bytes_(store.slot_bytes()),
+          memory_(static_cast<std::byte*>(std::aligned_alloc(storage::kBlockBytes, bytes_))) {}
+    std::span<std::byte> span() const { return {memory_.get(), bytes_}; }
+
+  private:
+    struct Free {
+        void operator()(std::byte* memory) const { std::free(memory); }
+    };
+    std::size_t bytes_;
+    std::unique_ptr<std::byte, Free> memory_;
+};
 
 /// The record put together tensor by tensor.
 std::vector<std::byte> expected_record(const model::Model& model, ExpertKey key) {
@@ -54,21 +75,43 @@ nlohmann::json faults() {
 
 }  // namespace
 
-TEST_CASE("every expert is read whole, the one that lies in two shards too") {
+TEST_CASE("every expert is read whole, direct or not, the one that lies in two shards too") {
     const model::Model model = open_model(test::golden_dir() / "tiny-k3");
-    auto store = make_store(model);
-    REQUIRE(store->record_bytes() == 9792);
-    for (std::uint32_t layer = 1; layer < model.config.n_layers; ++layer) {
-        for (std::uint32_t expert = 0; expert < model.config.moe.n_experts; ++expert) {
-            const std::uint64_t runs_before = store->runs_read();
-            std::vector<std::byte> record(store->record_bytes());
-            REQUIRE(store->read({layer, expert}, record).has_value());
-            REQUIRE(record == expected_record(model, {layer, expert}));
-            const bool is_cut = layer == 7 && expert == 13;
-            REQUIRE(store->runs_read() - runs_before == (is_cut ? 2 : 1));
+    for (const Mode mode : {Mode::direct_if_possible, Mode::buffered}) {
+        auto store = make_store(model, "all", mode);
+        REQUIRE(store->record_bytes() == 9792);
+        REQUIRE(store->slot_bytes() == 4 * 4096);
+        // The message says why some experts are not read directly: the one that is cut, at least.
+        CHECK(!store->why_buffered().empty());
+        const bool direct = test::contains(store->why_buffered(), "1 of 288 experts");
+        if (mode == Mode::buffered) CHECK(test::contains(store->why_buffered(), "switched off"));
+        const Slot slot(*store);
+        std::uint64_t rounding_bytes = 0;
+        for (std::uint32_t layer = 1; layer < model.config.n_layers; ++layer) {
+            for (std::uint32_t expert = 0; expert < model.config.moe.n_experts; ++expert) {
+                const StoreCounts before = store->counts();
+                const auto record = store->read({layer, expert}, slot.span());
+                REQUIRE(record.has_value());
+                const std::vector<std::byte> expected = expected_record(model, {layer, expert});
+                REQUIRE(
+                    std::equal(record->begin(), record->end(), expected.begin(), expected.end()));
+                const bool is_cut = layer == 7 && expert == 13;
+                REQUIRE(store->counts().runs - before.runs == (is_cut ? 2 : 1));
+                if (!direct || is_cut) continue;
+                // Whole blocks, but for the end of the file.
+                const auto specs = model::expert_tensors(model.config, layer, expert);
+                const storage::TensorInfo* first = model.checkpoint->find(specs[0].name);
+                const std::uint64_t end = storage::block_ceiling(first->offset + 9792);
+                rounding_bytes +=
+                    std::min<std::uint64_t>(end, std::filesystem::file_size(
+                                                     model.checkpoint->shard_path(first->shard))) -
+                    storage::block_floor(first->offset) - 9792;
+            }
         }
+        CHECK(store->counts().read_bytes == 12 * 24 * 9792);
+        CHECK(store->counts().rounding_bytes == rounding_bytes);
+        CHECK((rounding_bytes > 0) == direct);
     }
-    CHECK(store->bytes_read() == 12 * 24 * 9792);
 }
 
 TEST_CASE("another order of the tensors in a shard is still one read and the same record") {
@@ -84,10 +127,13 @@ TEST_CASE("another order of the tensors in a shard is still one read and the sam
     });
     const model::Model model = open_model(copy.path());
     auto store = make_store(model);
-    std::vector<std::byte> record(store->record_bytes());
-    REQUIRE(store->read({1, 5}, record).has_value());
+    const Slot slot(*store);
+    const auto read = store->read({1, 5}, slot.span());
+    REQUIRE(read.has_value());
+    const std::vector<std::byte> record(read->begin(), read->end());
     CHECK(record == expected_record(model, {1, 5}));
-    CHECK(store->runs_read() == 1);
+    CHECK(store->counts().runs == 1);
+    CHECK(store->counts().rounding_bytes == 0);  // part by part, through the page cache
     const model::Model original = open_model(test::golden_dir() / "tiny-k3");
     const std::vector<std::byte> before = expected_record(original, {1, 5});
     CHECK(record != before);
@@ -106,12 +152,13 @@ TEST_CASE("each fault of the golden list is refused with its names") {
                       fault["becomes"].get<std::uint8_t>());
         const model::Model model = open_model(copy.path());
         auto store = make_store(model);
-        std::vector<std::byte> record(store->record_bytes());
+        const Slot slot(*store);
         const auto number = [&](const char* name) {
             return std::to_string(fault[name].get<int>());
         };
-        const Status read = store->read(
-            {fault["layer"].get<std::uint32_t>(), fault["expert"].get<std::uint32_t>()}, record);
+        const auto read =
+            store->read({fault["layer"].get<std::uint32_t>(), fault["expert"].get<std::uint32_t>()},
+                        slot.span());
         REQUIRE(!read.has_value());
         CAPTURE(read.error().sentence());
         CHECK(read.error().code == ErrorCode::corrupt);
@@ -123,7 +170,7 @@ TEST_CASE("each fault of the golden list is refused with its names") {
         CHECK(test::contains(read.error().sentence(), fault["file"].get<std::string>()));
         CHECK(test::contains(read.error().sentence(), "byte " + number("byte_offset")));
         // Its neighbours are as good as before.
-        CHECK(store->read({2, 0}, record).has_value());
+        CHECK(store->read({2, 0}, slot.span()).has_value());
     }
 }
 
@@ -135,42 +182,45 @@ TEST_CASE("a weight that fp32 cannot hold is refused like a scale of 255") {
     const storage::TensorInfo* scale = model.checkpoint->find(specs[3].name);
     const std::string shard = model.checkpoint->shard_path(scale->shard).filename().string();
     auto store = make_store(model);
-    std::vector<std::byte> record(store->record_bytes());
+    const Slot slot(*store);
     for (std::uint64_t i = 0; i < 16; ++i) copy.set_byte(shard, packed->offset + i, 0x15);
     copy.set_byte(shard, scale->offset, 253);
-    CHECK(store->read({3, 4}, record).has_value());  // 3 * 2^126 fits
+    CHECK(store->read({3, 4}, slot.span()).has_value());  // 3 * 2^126 fits
     copy.set_byte(shard, packed->offset + 15, 0x65);
-    const Status read = store->read({3, 4}, record);  // 4 * 2^126 does not
+    const auto read = store->read({3, 4}, slot.span());  // 4 * 2^126 does not
     REQUIRE(!read.has_value());
     CHECK(read.error().code == ErrorCode::corrupt);
     CHECK(test::contains(read.error().sentence(), "scale byte 253"));
 }
 
 TEST_CASE("a shard that shrinks while it is served gives a short read, not zeros") {
-    test::CheckpointCopy copy(test::golden_dir() / "tiny-k3");
-    const model::Model model = open_model(copy.path());
-    auto store = make_store(model);
-    const auto specs = model::expert_tensors(model.config, 1, 5);
-    const storage::TensorInfo* tensor = model.checkpoint->find(specs[2].name);
-    const auto shard = model.checkpoint->shard_path(tensor->shard);
-    copy.truncate(shard.filename().string(), tensor->offset + 100);
-    std::vector<std::byte> record(store->record_bytes());
-    const Status read = store->read({1, 5}, record);
-    REQUIRE(!read.has_value());
-    CHECK(read.error().code == ErrorCode::corrupt);
-    CHECK(test::contains(read.error().sentence(), "layer 1 expert 5"));
-    CHECK(test::contains(read.error().sentence(), shard.string()));
-    CHECK(test::contains(read.error().sentence(), "ends early"));
+    for (const Mode mode : {Mode::direct_if_possible, Mode::buffered}) {
+        test::CheckpointCopy copy(test::golden_dir() / "tiny-k3");
+        const model::Model model = open_model(copy.path());
+        auto store = make_store(model, "all", mode);
+        const auto specs = model::expert_tensors(model.config, 1, 5);
+        const storage::TensorInfo* tensor = model.checkpoint->find(specs[2].name);
+        const auto shard = model.checkpoint->shard_path(tensor->shard);
+        copy.truncate(shard.filename().string(), tensor->offset + 100);
+        const Slot slot(*store);
+        const auto read = store->read({1, 5}, slot.span());
+        REQUIRE(!read.has_value());
+        CHECK(read.error().code == ErrorCode::corrupt);
+        CHECK(test::contains(read.error().sentence(), "layer 1 expert 5"));
+        CHECK(test::contains(read.error().sentence(), shard.string()));
+        CHECK(test::contains(read.error().sentence(), "ends early"));
+        CHECK(store->counts().read_bytes == 0);
+    }
 }
 
 TEST_CASE("a store has the experts of its share and asks for no others") {
     const model::Model model = open_model(test::golden_dir() / "tiny-k3");
     auto store = make_store(model, "layers 1-2 experts 0-3");
-    std::vector<std::byte> record(store->record_bytes());
-    CHECK(store->read({2, 3}, record).has_value());
+    const Slot slot(*store);
+    CHECK(store->read({2, 3}, slot.span()).has_value());
     for (ExpertKey key : {ExpertKey{2, 4}, ExpertKey{3, 0}, ExpertKey{0, 0}, ExpertKey{13, 0},
                           ExpertKey{2, 24}, ExpertKey{4000000000U, 4000000000U}}) {
-        const Status read = store->read(key, record);
+        const auto read = store->read(key, slot.span());
         REQUIRE(!read.has_value());
         CHECK(read.error().code == ErrorCode::not_found);
     }

@@ -21,7 +21,11 @@ class FakeStore final : public experts::ExpertStore {
 
     std::uint64_t record_bytes() const noexcept override { return kBytes; }
 
-    Status read(experts::ExpertKey key, std::span<std::byte> record) override {
+    /// The record begins at another byte of the slot for each expert.
+    Result<std::span<const std::byte>> read(experts::ExpertKey key,
+                                            std::span<std::byte> slot) override {
+        const std::span<std::byte> record =
+            slot.subspan((key.layer * 1000 + key.expert * 37) % storage::kBlockBytes, kBytes);
         std::unique_lock lock(mutex_);
         const auto id = std::pair(key.layer, key.expert);
         ++n_reads_[id];
@@ -33,11 +37,17 @@ class FakeStore final : public experts::ExpertStore {
         changed_.notify_all();
         if (auto fault = faults_.find(id); fault != faults_.end()) {
             // What a failed read leaves behind must never be seen.
-            std::memset(record.data(), 0xEE, record.size());
+            std::memset(slot.data(), 0xEE, slot.size());
             return fault->second;
         }
         for (std::size_t i = 0; i < record.size(); ++i) record[i] = content(key, i);
-        return Status::ok();
+        counts_.read_bytes += kBytes;
+        ++counts_.runs;
+        return std::span<const std::byte>(record);
+    }
+    experts::StoreCounts counts() const noexcept override {
+        std::lock_guard lock(mutex_);
+        return counts_;
     }
 
     static std::byte content(experts::ExpertKey key, std::size_t i) {
@@ -107,6 +117,7 @@ class FakeStore final : public experts::ExpertStore {
     std::set<Id> held_;
     std::map<Id, Error> faults_;
     std::map<Id, std::size_t> n_reads_;
+    experts::StoreCounts counts_;
     std::size_t n_now_ = 0;
     std::size_t most_at_once_ = 0;
 };

@@ -26,6 +26,8 @@ using namespace k3::experts;
 namespace {
 
 constexpr std::uint64_t kLatent = 64;  // of tiny-k3
+constexpr std::uint64_t kSlotBytes =
+    16'384;  // its records of 9,792 bytes touch four blocks at most
 
 model::Model open_or_fail(const std::filesystem::path& directory) {
     Result<model::Model> model = model::open_model(directory);
@@ -155,7 +157,7 @@ std::vector<msg::Pick> some_picks(std::uint32_t n_rows) {
 
 Service::Options with(std::uint64_t n_slots, const char* share = "all") {
     Service::Options options;
-    options.cache_bytes = n_slots * ExpertCache::slot_bytes(9792);
+    options.cache_bytes = n_slots * kSlotBytes;
     options.share = share;
     return options;
 }
@@ -383,7 +385,7 @@ TEST_CASE("settings that cannot be had are refused with the numbers") {
     };
     refused(with(300, "500/501"), ErrorCode::invalid_argument, "500/501");
     refused(with(300, "nonsense"), ErrorCode::invalid_argument, "nonsense");
-    refused(with(1), ErrorCode::resource_exhausted, "24576");
+    refused(with(1), ErrorCode::resource_exhausted, "32768");
     Service::Options policy = with(300);
     policy.policy = "fifo";
     refused(policy, ErrorCode::invalid_argument, "fifo");
