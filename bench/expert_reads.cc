@@ -102,8 +102,8 @@ Status read_all(experts::ExpertStore& store, const std::vector<experts::ExpertKe
     return Status::ok();
 }
 
-/// One row through records that no cache holds, on one thread: milliseconds of the quickest, by where
-/// in a block a record begins.
+/// One row through records that no cache holds, on one thread: milliseconds of the quickest, by
+/// where in a block a record begins.
 Status compute_all(experts::ExpertStore& store, const experts::ExpertRecord& layout,
                    const std::vector<experts::ExpertKey>& keys) {
     constexpr std::size_t kRecords = 16;
@@ -147,8 +147,7 @@ Status run(const BenchSettings& settings) {
     const auto n_threads = static_cast<std::size_t>(settings.read_threads);
 
     ASSIGN_OR_RETURN(auto direct, experts::CheckpointStore::create(model, held));
-    ASSIGN_OR_RETURN(auto buffered,
-                     experts::CheckpointStore::create(model, held, Mode::buffered));
+    ASSIGN_OR_RETURN(auto buffered, experts::CheckpointStore::create(model, held, Mode::buffered));
     fmt::print("# machine: {}\n", bench::cpu_model());
     fmt::print("# model: {}; experts of {} bytes\n", settings.model, direct->record_bytes());
     if (!direct->why_buffered().empty())
