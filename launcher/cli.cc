@@ -131,6 +131,26 @@ Result<CommandLine> complete_run(const CLI::App* verb, RawCommands& raw) {
     return CommandLine(std::move(run));
 }
 
+Result<CommandLine> complete_pack(const CLI::App* verb, RawCommands& raw) {
+    PackCommand& pack = raw.pack;
+    auto given = [verb](const char* flag) { return verb->count(flag) > 0; };
+    auto meaningless = [&raw](const char* flag, const char* kind) {
+        return usage(fmt::format("pack {}: {} is for pack {}", raw.pack_kind, flag, kind), "pack");
+    };
+    if (raw.pack_kind == "trunk") {
+        if (given("--share")) return meaningless("--share", "experts");
+        if (given("--list")) return meaningless("--list", "experts");
+        pack.kind = pack::Kind::trunk;
+    } else {
+        if (given("--layers")) return meaningless("--layers", "trunk");
+        if (given("--share") + given("--list") != 1)
+            return usage("pack experts: say which by exactly one of --share and --list", "pack");
+        if (given("--list")) pack.share = raw.pack_list;
+        pack.kind = pack::Kind::experts;
+    }
+    return CommandLine(std::move(pack));
+}
+
 }  // namespace
 
 Result<CommandLine> parse_command_line(int argc, const char* const* argv) {
@@ -169,6 +189,7 @@ Result<CommandLine> parse_command_line(int argc, const char* const* argv) {
     if (verb == verbs.status) return CommandLine(std::move(raw.status));
     if (verb == verbs.down) return CommandLine(std::move(raw.down));
     if (verb == verbs.plan) return CommandLine(std::move(raw.plan));
+    if (verb == verbs.pack) return complete_pack(verb, raw);
     return CommandLine(std::move(raw.synth));
 }
 

@@ -10,6 +10,7 @@
 
 #include "common/base/result.h"
 #include "common/model/synthetic.h"
+#include "common/pack/format.h"
 #include "common/transport/messages/sampler.h"
 
 namespace k3::launcher {
@@ -78,11 +79,19 @@ struct SynthCommand {
     model::SyntheticOptions options;
 };
 
+struct PackCommand {
+    pack::Kind kind = pack::Kind::trunk;
+    std::filesystem::path model;
+    std::filesystem::path file;
+    std::string layers = "all";  // trunk
+    std::string share;           // experts: --share or --list
+};
+
 /// Nothing left to do: help or the version has been printed.
 struct NothingCommand {};
 
 using CommandLine = std::variant<NothingCommand, UpCommand, RunCommand, StatusCommand, DownCommand,
-                                 PlanCommand, SynthCommand>;
+                                 PlanCommand, SynthCommand, PackCommand>;
 
 /// Error: invalid_argument, with the nearest verb or flag where there is one.
 Result<CommandLine> parse_command_line(int argc, const char* const* argv);

@@ -39,6 +39,17 @@ constexpr const char* kRunExamples =
     "  k3pipe run -f prompt.txt --temperature 0.7 --seed 1 --max-tokens 200\n"
     "  k3pipe run --attach -p \"Hello\" --json\n";
 
+constexpr const char* kPackAbout =
+    "Copy a checkpoint's trunk or experts into one file for direct reads.\n"
+    "Every byte is checksummed; a server then needs no other weights than its own. What was\n"
+    "interrupted goes on when the same command is run again.";
+
+constexpr const char* kPackExamples =
+    "Examples:\n"
+    "  k3pipe pack trunk /models/k3 /fast/trunk.k3pack\n"
+    "  k3pipe pack trunk /models/k3 /fast/trunk-0.k3pack --layers 0-45\n"
+    "  k3pipe pack experts /models/k3 /fast/experts-0.k3pack --share 0/3\n";
+
 /// One line for each verb; the rest of its description is its own --help.
 class HelpFormatter final : public CLI::Formatter {
   public:
@@ -210,6 +221,27 @@ void add_synth(CLI::App* verb, SynthCommand& synth) {
         ->check(whole_number(std::numeric_limits<std::uint64_t>::max()));
 }
 
+void add_pack(CLI::App* verb, RawCommands& raw) {
+    PackCommand& pack = raw.pack;
+    verb->add_option("kind", raw.pack_kind, "trunk or experts")
+        ->required()
+        ->check(one_of({"trunk", "experts"}))
+        ->option_text(" ");
+    verb->add_option("model", pack.model, "directory of the checkpoint")
+        ->required()
+        ->option_text(" ");
+    verb->add_option("file", pack.file, "to write; it must not exist yet")
+        ->required()
+        ->option_text(" ");
+    verb->add_option("--layers", pack.layers, "trunk: all, or first-last [all]")
+        ->option_text("A-B");
+    verb->add_option("--share", pack.share, "experts: all, or every N-th, as k3-experts takes it")
+        ->option_text("I/N");
+    verb->add_option("--list", raw.pack_list,
+                     "experts: spelled out, 'layers 1-4 experts 0-7; layers 5 experts 8,9'")
+        ->option_text("LIST");
+}
+
 void add_examples(CLI::App* verb, std::string text) { verb->footer(fmt::format("\n{}", text)); }
 
 void declare_verbs(CLI::App& app, RawCommands& raw, Verbs* verbs) {
@@ -251,6 +283,10 @@ void declare_verbs(CLI::App& app, RawCommands& raw, Verbs* verbs) {
         "synth", "Write a checkpoint of random weights in the released layout, for benchmarks.");
     add_examples(verbs->synth, "Example: k3pipe synth /var/tmp/k3-synthetic      11.5 GB\n");
     add_synth(verbs->synth, raw.synth);
+
+    verbs->pack = app.add_subcommand("pack", kPackAbout);
+    add_examples(verbs->pack, kPackExamples);
+    add_pack(verbs->pack, raw);
 }
 
 }  // namespace

@@ -20,6 +20,9 @@ struct RawCommands {
     DownCommand down;
     PlanCommand plan;
     SynthCommand synth;
+    PackCommand pack;
+    std::string pack_kind;
+    std::string pack_list;
     std::string effort = "off";
     std::string attach;
 };
@@ -31,6 +34,7 @@ struct Verbs {
     CLI::App* down;
     CLI::App* plan;
     CLI::App* synth;
+    CLI::App* pack;
 };
 
 /// The whole command line, not parsed yet. `raw` must outlive it.

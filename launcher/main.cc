@@ -20,6 +20,9 @@ struct Dispatch {
     int operator()(const k3::launcher::DownCommand& command) const { return down(command); }
     int operator()(const k3::launcher::PlanCommand& command) const { return plan(command); }
     int operator()(const k3::launcher::SynthCommand& command) const { return synth(command); }
+    int operator()(const k3::launcher::PackCommand& command) const {
+        return pack_checkpoint(command);
+    }
 };
 
 /// Started without standard descriptors (by some daemons), our first pipes would become them. What

@@ -102,6 +102,12 @@ Status add_sample(Digest& digest, const storage::Checkpoint& checkpoint, std::st
 
 }  // namespace
 
+std::string config_digest(const ModelConfig& config) {
+    Digest digest;
+    digest.add(canonical_config(config));
+    return digest.hex();
+}
+
 Result<std::string> fingerprint(const storage::Checkpoint& checkpoint, const ModelConfig& config) {
     Digest digest;
     digest.add("k3 fingerprint 1\n");

@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/file.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 #include <xxhash.h>
 
@@ -197,10 +196,7 @@ class NewDirectory {
 };
 
 Status check_space(const fs::path& directory, std::uint64_t bytes) {
-    struct statvfs disk = {};
-    if (::statvfs(directory.c_str(), &disk) != 0)
-        return storage::system_error(errno, "look at the disk of", directory);
-    const std::uint64_t free = std::uint64_t{disk.f_bavail} * disk.f_frsize;
+    ASSIGN_OR_RETURN(const std::uint64_t free, storage::free_disk_bytes(directory));
     if (free > bytes) return Status::ok();
     return Error{ErrorCode::resource_exhausted,
                  fmt::format("no room for {} bytes in {}: {} are free", bytes,

@@ -63,4 +63,7 @@ Status check_expert_tensors(const storage::Checkpoint& checkpoint, const ModelCo
 /// not_found (a sampled tensor), corrupt, io.
 Result<std::string> fingerprint(const storage::Checkpoint& checkpoint, const ModelConfig& config);
 
+/// XXH3-128 over part 2 alone, as 32 hex digits: what can be compared where there are no shards.
+std::string config_digest(const ModelConfig& config);
+
 }  // namespace k3::model

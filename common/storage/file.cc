@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -95,6 +96,43 @@ Status read_exactly(int fd, std::uint64_t offset, std::span<const std::span<std:
                            left[first].iov_len - skip};
     }
     return Status::ok();
+}
+
+Status write_exactly(int fd, std::uint64_t offset, std::span<const std::byte> bytes,
+                     const std::filesystem::path& path) {
+    while (!bytes.empty()) {
+        const ssize_t n = ::pwrite(fd, bytes.data(), bytes.size(), static_cast<off_t>(offset));
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) return write_error(errno, path, bytes.size());
+        bytes = bytes.subspan(static_cast<std::size_t>(n));
+        offset += static_cast<std::uint64_t>(n);
+    }
+    return Status::ok();
+}
+
+Status sync_directory(const std::filesystem::path& directory) {
+    const Fd fd(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (!fd.valid() || ::fsync(fd.get()) != 0) return system_error(errno, "sync", directory);
+    return Status::ok();
+}
+
+Result<std::uint64_t> free_disk_bytes(const std::filesystem::path& path) {
+    struct statvfs disk = {};
+    if (::statvfs(path.c_str(), &disk) != 0)
+        return system_error(errno, "look at the disk of", path);
+    return std::uint64_t{disk.f_bavail} * disk.f_frsize;
+}
+
+Error write_error(int error_number, const std::filesystem::path& path, std::uint64_t bytes) {
+    if (error_number != ENOSPC && error_number != EDQUOT && error_number != EFBIG)
+        return system_error(error_number, "write", path);
+    const std::filesystem::path directory = path.has_parent_path() ? path.parent_path() : ".";
+    const Result<std::uint64_t> free = free_disk_bytes(directory);
+    return Error{ErrorCode::resource_exhausted,
+                 fmt::format("no room for {}: {} bytes are to be written, and {} are free ({})",
+                             path.string(), bytes, free ? *free : 0,
+                             std::generic_category().message(error_number)),
+                 "free disk space or choose another directory"};
 }
 
 Result<std::string> read_text_file(const std::filesystem::path& path, std::uint64_t max_bytes) {

@@ -39,6 +39,20 @@ Status read_exactly(int fd, std::uint64_t offset, std::span<const std::span<std:
 /// A whole small file. Errors: as above, and corrupt if it has more than `max_bytes`.
 Result<std::string> read_text_file(const std::filesystem::path& path, std::uint64_t max_bytes);
 
+/// pwrite until all of `bytes` are written. Errors: those of write_error.
+Status write_exactly(int fd, std::uint64_t offset, std::span<const std::byte> bytes,
+                     const std::filesystem::path& path);
+
+/// Makes a new name in `directory` outlive a power failure. Error: io.
+Status sync_directory(const std::filesystem::path& directory);
+
+/// What this user may still write on the disk of `path`, which exists. Error: io.
+Result<std::uint64_t> free_disk_bytes(const std::filesystem::path& path);
+
+/// For a failed write: resource_exhausted with the bytes wanted and those free where there is no
+/// room (full disk, quota, limit of file sizes), else as system_error.
+Error write_error(int error_number, const std::filesystem::path& path, std::uint64_t bytes);
+
 /// An Error for a failed system call on `path`: not_found for ENOENT and ENOTDIR, else io.
 /// `doing` completes "cannot ... PATH", e.g. "open".
 Error system_error(int error_number, std::string_view doing, const std::filesystem::path& path);

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -38,19 +37,6 @@ std::string header_of(const std::vector<TensorSpec>& tensors) {
     for (std::size_t i = 0; i < 8; ++i)
         header[i] = static_cast<char>(json.size() >> (8 * i) & 0xFFU);
     return header + json;
-}
-
-Error write_error(int error_number, const std::filesystem::path& path, std::uint64_t left) {
-    if (error_number != ENOSPC && error_number != EDQUOT)
-        return system_error(error_number, "write", path);
-    struct statvfs disk = {};
-    const std::uint64_t free = ::statvfs(path.parent_path().c_str(), &disk) == 0
-                                   ? std::uint64_t{disk.f_bavail} * disk.f_frsize
-                                   : 0;
-    return Error{ErrorCode::resource_exhausted,
-                 fmt::format("no room for {}: {} bytes are left to write and {} are free",
-                             path.string(), left, free),
-                 "free disk space or choose another directory"};
 }
 
 }  // namespace

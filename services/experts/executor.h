@@ -16,9 +16,9 @@
 #include "common/base/result.h"
 #include "common/kernels/kernel_table.h"
 #include "common/model/config.h"
+#include "common/pack/expert_record.h"
 #include "common/transport/messages/experts.h"
 #include "services/experts/expert_cache.h"
-#include "services/experts/expert_record.h"
 #include "services/experts/pick_groups.h"
 
 namespace k3::experts {
@@ -48,7 +48,7 @@ class Executor {
                       std::span<std::int64_t> sums);
     void compute(std::span<const std::byte> record, std::size_t n);
 
-    const ExpertRecord record_;
+    const pack::ExpertRecord record_;
     const kernels::KernelTable& table_;
     ExpertCache& cache_;
     const float situ_beta_;

@@ -195,20 +195,12 @@ StoreCounts CheckpointStore::counts() const noexcept {
 }
 
 Error CheckpointStore::bad_group(ExpertKey key, const ExpertRecord::BadGroup& bad) const {
-    const auto specs = model::expert_tensors(config_, key.layer, key.expert);
-    const auto scale_part = static_cast<std::uint32_t>(bad.packed_part + 1);
     const Places& places = *places_of(key);
     const auto place = std::find_if(places.begin(), places.end(),
-                                    [&](const Place& p) { return p.part == scale_part; });
-    const char* why =
-        bad.scale == 255 ? "which stands for no number" : "under which its codes exceed fp32";
-    return Error{
-        ErrorCode::corrupt,
-        fmt::format("layer {} expert {}: {} row {} group {} has scale byte {}, {} ({} at byte {})",
-                    key.layer, key.expert, specs[scale_part].name, bad.row, bad.group, bad.scale,
-                    why, checkpoint_->shard_path(place->shard).string(),
-                    place->offset + bad.scale_offset),
-        "copy that file again from its source and compare its checksum"};
+                                    [&](const Place& p) { return p.part == bad.packed_part + 1; });
+    return pack::unusable_weights(
+        config_, {key.layer, key.expert}, bad,
+        {checkpoint_->shard_path(place->shard), place->offset + bad.scale_offset});
 }
 
 }  // namespace k3::experts

@@ -23,10 +23,12 @@
 #include "common/base/result.h"
 #include "common/model/load.h"
 #include "common/model/placement.h"
+#include "common/pack/expert_record.h"
 #include "common/storage/direct_file.h"
-#include "services/experts/expert_record.h"
 
 namespace k3::experts {
+
+using pack::ExpertRecord;
 
 struct ExpertKey {
     std::uint32_t layer = 0;  // zero-based, of the whole model

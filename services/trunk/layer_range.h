@@ -1,27 +1,11 @@
 #pragma once
-// The layers a stage holds.
+// The layers of a stage, under the names that the trunk uses.
 
-#include <cstdint>
-#include <string_view>
-
-#include "common/base/result.h"
-#include "common/model/config.h"
+#include "common/model/layer_range.h"
 
 namespace k3::trunk {
 
-/// Layers [first, first + count) of a model.
-struct LayerRange {
-    std::uint32_t first = 0;
-    std::uint32_t count = 0;
-    std::uint32_t end() const noexcept { return first + count; }
-    bool is_first() const noexcept { return first == 0; }
-    bool is_last(const model::ModelConfig& config) const noexcept {
-        return end() == config.n_layers;
-    }
-};
-
-/// "all", "A-B" with both ends included, or "A".
-/// Error: invalid_argument naming the text and the legal range.
-Result<LayerRange> parse_layers(std::string_view text, const model::ModelConfig& config);
+using model::LayerRange;
+using model::parse_layers;
 
 }  // namespace k3::trunk

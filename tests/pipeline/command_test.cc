@@ -130,6 +130,30 @@ TEST_CASE("plan prints what would start and the bytes it needs") {
               0);
 }
 
+TEST_CASE("pack writes a file, and refuses a second time and what cannot be") {
+    World world;
+    const std::string model = (golden_dir() / "tiny-k3").string();
+    const std::string file = (world.path() / "trunk.k3pack").string();
+    Ended packed = world.k3pipe({"pack", "trunk", model, file, "--layers", "0-3"});
+    INFO(packed.err);
+    CHECK(packed.code == 0);
+    CHECK(has(packed.out, "trunk.k3pack: layers 0-3 of the trunk, "));
+    CHECK(packed.err.empty());
+    Ended again = world.k3pipe({"pack", "trunk", model, file});
+    CHECK(again.code == 2);
+    CHECK(has(again.sentence(), "trunk.k3pack already exists"));
+    const std::string experts = (world.path() / "experts.k3pack").string();
+    CHECK(world.k3pipe({"pack", "experts", model, experts, "--list", "layers 40"}).code == 2);
+    CHECK(world.k3pipe({"pack", "experts", "/nonexistent", experts, "--share", "all"}).code == 3);
+    CHECK(world.k3pipe({"pack", "experts", model, "/nonexistent/p", "--share", "all"}).code == 4);
+    CHECK_FALSE(std::filesystem::exists(experts));
+    CHECK(world.k3pipe({"pack", "experts", model, experts, "--share", "all"}).code == 0);
+    // 288 records of 9,792 bytes in blocks of 4,096, header and table.
+    CHECK(std::filesystem::file_size(experts) == 4096 * (288 * 3 + 1 + 4));
+    for (const char* name : {"trunk.k3pack", "experts.k3pack"})
+        std::filesystem::remove(world.path() / name);
+}
+
 TEST_CASE("idle compute threads of a service that is started by hand sleep, unless told not to") {
     World world;
     auto environment_with = [&world](std::vector<std::string> variables) {

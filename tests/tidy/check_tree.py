@@ -17,7 +17,8 @@ import re
 import sys
 
 CODE_FOLDERS = ("common", "services", "launcher", "tests", "bench")
-RANKS = {"base": 0, "storage": 1, "transport": 1, "model": 2, "kernels": 2, "telemetry": 2}
+RANKS = {"base": 0, "storage": 1, "transport": 1, "model": 2, "kernels": 2, "telemetry": 2,
+         "pack": 3}
 SERVICES = ("gateway", "tokenizer", "trunk", "experts", "sampler")
 
 # Third-party header (prefix) -> folders whose .cc files may include it. What is not named here may be

@@ -138,3 +138,34 @@ TEST_CASE("flags that would have no effect are refused") {
           std::string::npos);
     CHECK(refusal({"run", "-p", "x", "--max-tokens", "abc"}).find("abc") != std::string::npos);
 }
+
+TEST_CASE("pack takes a kind, two paths and the flags of its kind") {
+    auto pack_of = [](std::vector<const char*> words) {
+        words.insert(words.begin(), "pack");
+        auto parsed = parse(words);
+        REQUIRE_MESSAGE(parsed.has_value(), parsed.error().sentence());
+        return std::get<PackCommand>(*parsed);
+    };
+    const PackCommand trunk = pack_of({"trunk", "/m", "/f", "--layers", "0-3"});
+    CHECK(trunk.kind == pack::Kind::trunk);
+    CHECK(trunk.model == "/m");
+    CHECK(trunk.file == "/f");
+    CHECK(trunk.layers == "0-3");
+    CHECK(pack_of({"trunk", "/m", "/f"}).layers == "all");
+    const PackCommand experts = pack_of({"experts", "/m", "/f", "--share", "1/3"});
+    CHECK(experts.kind == pack::Kind::experts);
+    CHECK(experts.share == "1/3");
+    CHECK(pack_of({"experts", "/m", "/f", "--list", "layers 1 experts 2"}).share ==
+          "layers 1 experts 2");
+    CHECK(refusal({"pack", "trunk", "/m", "/f", "--share", "0/2"})
+              .find("--share is for pack experts") != std::string::npos);
+    CHECK(refusal({"pack", "experts", "/m", "/f", "--share", "0/2", "--layers", "1"})
+              .find("--layers is for pack trunk") != std::string::npos);
+    CHECK(refusal({"pack", "experts", "/m", "/f"}).find("exactly one of --share and --list") !=
+          std::string::npos);
+    CHECK(refusal({"pack", "experts", "/m", "/f", "--share", "0/2", "--list", "layers 1"})
+              .find("exactly one of") != std::string::npos);
+    CHECK(refusal({"pack", "weights", "/m", "/f"}).find("'weights' is not one of trunk, experts") !=
+          std::string::npos);
+    CHECK(refusal({"pack", "trunk", "/m"}).find("file is required") != std::string::npos);
+}

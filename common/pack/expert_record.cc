@@ -1,10 +1,10 @@
-#include "services/experts/expert_record.h"
+#include "common/pack/expert_record.h"
 
 #include <fmt/format.h>
 
 #include "common/base/check.h"
 
-namespace k3::experts {
+namespace k3::pack {
 
 namespace {
 
@@ -59,4 +59,17 @@ bool ExpertRecord::find_bad_group(std::span<const std::byte> record, BadGroup& b
     return false;
 }
 
-}  // namespace k3::experts
+Error unusable_weights(const model::ModelConfig& config, ExpertId id,
+                       const ExpertRecord::BadGroup& bad, const BytePlace& scale) {
+    const auto specs = model::expert_tensors(config, id.layer, id.expert);
+    const char* why =
+        bad.scale == 255 ? "which stands for no number" : "under which its codes exceed fp32";
+    return Error{
+        ErrorCode::corrupt,
+        fmt::format("layer {} expert {}: {} row {} group {} has scale byte {}, {} ({} at byte {})",
+                    id.layer, id.expert, specs[bad.packed_part + 1].name, bad.row, bad.group,
+                    bad.scale, why, scale.file.string(), scale.offset),
+        "copy that file again from its source and compare its checksum"};
+}
+
+}  // namespace k3::pack

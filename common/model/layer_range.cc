@@ -1,10 +1,10 @@
-#include "services/trunk/layer_range.h"
+#include "common/model/layer_range.h"
 
 #include <charconv>
 #include <optional>
 #include <string>
 
-namespace k3::trunk {
+namespace k3::model {
 
 namespace {
 
@@ -32,4 +32,4 @@ Result<LayerRange> parse_layers(std::string_view text, const model::ModelConfig&
                      std::to_string((config.n_layers - 1) / 2)};
 }
 
-}  // namespace k3::trunk
+}  // namespace k3::model

@@ -7,14 +7,15 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <span>
-#include <string>
 
+#include "common/base/error.h"
 #include "common/kernels/kernel_table.h"
 #include "common/model/config.h"
 #include "common/model/tensor_names.h"
 
-namespace k3::experts {
+namespace k3::pack {
 
 class ExpertRecord {
   public:
@@ -59,4 +60,17 @@ class ExpertRecord {
     std::uint32_t inner_size_ = 0;
 };
 
-}  // namespace k3::experts
+/// The error for a group that find_bad_group found: corrupt, with layer, expert, tensor, row, group
+/// and the place of its scale byte.
+struct ExpertId {
+    std::uint32_t layer = 0;
+    std::uint32_t expert = 0;
+};
+struct BytePlace {
+    std::filesystem::path file;
+    std::uint64_t offset = 0;
+};
+Error unusable_weights(const model::ModelConfig& config, ExpertId id,
+                       const ExpertRecord::BadGroup& bad, const BytePlace& scale);
+
+}  // namespace k3::pack
