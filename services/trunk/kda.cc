@@ -29,30 +29,31 @@ Result<Kda> Kda::create(const model::ModelConfig& config, std::size_t max_rows) 
     return kda;
 }
 
-void Kda::run(const kernels::KernelTable& table, std::uint32_t layer, const KdaWeights& weights,
-              const Batch& batch, const float* x, float* y) noexcept {
+Status Kda::run(const Products& products, std::uint32_t layer, const KdaWeights& weights,
+                const Batch& batch, const float* x, float* y) {
     const std::size_t n = batch.n_rows();
     const std::size_t width = config_.width();
     const std::size_t rank = config_.head_dim;
     auto project = [&](const Matrix& w, float* to) {
-        kernels::matmul(table, w, x, hidden_size_, n, to, w.n_out);
+        return products.matmul(w, x, hidden_size_, n, to, w.n_out());
     };
-    project(weights.q, q_.data());
-    project(weights.k, k_.data());
-    project(weights.v, v_.data());
-    project(weights.f_a, decay_down_.data());
-    kernels::matmul(table, weights.f_b, decay_down_.data(), rank, n, decay_.data(), width);
-    project(weights.b, beta_.data());
-    project(weights.g, gate_.data());
+    RETURN_IF_ERROR(project(weights.q, q_.data()));
+    RETURN_IF_ERROR(project(weights.k, k_.data()));
+    RETURN_IF_ERROR(project(weights.v, v_.data()));
+    RETURN_IF_ERROR(project(weights.f_a, decay_down_.data()));
+    RETURN_IF_ERROR(
+        products.matmul(weights.f_b, decay_down_.data(), rank, n, decay_.data(), width));
+    RETURN_IF_ERROR(project(weights.b, beta_.data()));
+    RETURN_IF_ERROR(project(weights.g, gate_.data()));
 
     const std::size_t heads = config_.n_heads;
     // Per row and head: decay, read, write and output of the matrix, and some 50 values per
     // channel.
     const std::size_t work = n / batch.runs.size() * rank * (4 * rank + 50);
     kernels::parallel_for(batch.runs.size() * heads, work, [&](std::size_t i) {
-        run_head(table, layer, weights, batch.runs[i / heads], i % heads);
+        run_head(products.table(), layer, weights, batch.runs[i / heads], i % heads);
     });
-    kernels::matmul(table, weights.o, out_.data(), width, n, y, hidden_size_);
+    return products.matmul(weights.o, out_.data(), width, n, y, hidden_size_);
 }
 
 /// Spec sections 3.6.1 (convolution and SiLU), 3.6.2 (norms), 3.6.3 (beta), 3.6.4 (decay), 3.6.5

@@ -15,6 +15,7 @@
 #include "common/model/config.h"
 #include "services/trunk/batch.h"
 #include "services/trunk/buffer.h"
+#include "services/trunk/products.h"
 #include "services/trunk/weights.h"
 
 namespace k3::trunk {
@@ -24,8 +25,9 @@ class Kda {
     static Result<Kda> create(const model::ModelConfig& config, std::size_t max_rows);
 
     /// x, y [n_rows, hidden_size]; reads and advances the sessions' state of `layer`.
-    void run(const kernels::KernelTable& table, std::uint32_t layer, const KdaWeights& weights,
-             const Batch& batch, const float* x, float* y) noexcept;
+    /// Errors: those of the products.
+    Status run(const Products& products, std::uint32_t layer, const KdaWeights& weights,
+               const Batch& batch, const float* x, float* y);
 
   private:
     void run_head(const kernels::KernelTable& table, std::uint32_t layer, const KdaWeights& weights,

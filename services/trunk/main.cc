@@ -21,6 +21,7 @@
 #include "services/trunk/expert_client.h"
 #include "services/trunk/ram_weights.h"
 #include "services/trunk/service.h"
+#include "services/trunk/streamed_weights.h"
 
 namespace k3::trunk {
 namespace {
@@ -37,6 +38,8 @@ struct TrunkSettings {
     std::int64_t expert_call_ms = 600000;
     std::string fast_lane = "auto";
     std::int64_t spin_us = -1;
+    std::uint64_t weights_bytes = 0;
+    std::string direct_reads = "auto";
     std::uint64_t session_bytes = 0;
     double mla_norm_eps = 1e-6;
 };
@@ -64,6 +67,12 @@ Result<Settings::Action> read_settings(int argc, const char* const* argv, TrunkS
     settings.add_integer("spin_us", &out.spin_us, -1, 10'000,
                          "in a fast lane: how long to spin before sleeping; -1: 50 if this box has "
                          "a core for every compute thread of trunk and expert servers, else 0");
+    settings.add_bytes("weights_bytes", &out.weights_bytes,
+                       "memory for the weights of this stage; what does not fit is read again for "
+                       "each step; 0: all of them");
+    settings.add_choice("direct_reads", &out.direct_reads, {"auto", "off"},
+                        "weights that are streamed: read past the page cache where the file system "
+                        "can; off: through it");
     settings.add_bytes("session_bytes", &out.session_bytes,
                        "memory for all sessions; 0: a quarter of what is free after loading");
     settings.add_number("mla_norm_eps", &out.mla_norm_eps, 1e-12, 1e-2,
@@ -88,17 +97,39 @@ struct Parts {
     model::Model model;
     telemetry::Counters counters;
     std::unique_ptr<ExpertClient> experts;
-    std::unique_ptr<RamWeights> weights;
+    std::unique_ptr<WeightSource> weights;
     std::unique_ptr<SessionTable> sessions;
     std::unique_ptr<Stage> stage;
     std::unique_ptr<transport::Arena> arena;
     std::unique_ptr<Service> service;
 };
 
+Result<std::unique_ptr<WeightSource>> load_weights(
+    Parts& parts, LayerRange range, const std::optional<StreamedWeights::Options>& streamed,
+    const LoadProgress& progress) {
+    const storage::Checkpoint& checkpoint = *parts.model.checkpoint;
+    const model::ModelConfig& config = parts.model.config;
+    if (!streamed.has_value()) {
+        ASSIGN_OR_RETURN(std::unique_ptr<WeightSource> weights,
+                         RamWeights::load(checkpoint, config, range, progress));
+        return weights;
+    }
+    ASSIGN_OR_RETURN(auto weights, StreamedWeights::load(checkpoint, config, range, *streamed,
+                                                         parts.counters, progress));
+    if (const std::string why = weights->why_buffered(); !why.empty())
+        log::warn("weights are read through the page cache: " + why);
+    const storage::ReadShape& shape = weights->read_shape();
+    log::info("streaming weights token_bytes=" + format_bytes(streamed->plan.token_bytes(config)) +
+              " ring=" + format_bytes(streamed->plan.ring_bytes) + " request=" +
+              format_bytes(shape.request_bytes) + " threads=" + std::to_string(shape.n_threads));
+    return std::unique_ptr<WeightSource>(std::move(weights));
+}
+
 /// Meets the expert servers on a second thread while the weights load: a wrong checkpoint over
 /// there should not be found only after minutes of reading here.
-Status load_and_connect(Parts& parts, LayerRange range, transport::Server& server,
-                        std::atomic<bool>& gave_up) {
+Status load_and_connect(Parts& parts, LayerRange range,
+                        const std::optional<StreamedWeights::Options>& streamed,
+                        transport::Server& server, std::atomic<bool>& gave_up) {
     Status connected;
     std::atomic<bool> is_connecting{true};
     std::thread meeting([&] {
@@ -112,7 +143,7 @@ Status load_and_connect(Parts& parts, LayerRange range, transport::Server& serve
                             what);
         return !gave_up && !server.stopping();
     };
-    auto weights = RamWeights::load(*parts.model.checkpoint, parts.model.config, range, progress);
+    auto weights = load_weights(parts, range, streamed, progress);
     if (!weights.has_value())
         gave_up = true;
     else if (is_connecting)
@@ -144,16 +175,37 @@ std::unique_ptr<transport::Arena> make_arena(const TrunkSettings& settings, cons
     return nullptr;
 }
 
-/// The weights stay in memory, so a stage that is too large is refused before it is read.
-Status check_memory(const model::ModelConfig& config, LayerRange range) {
-    const std::uint64_t need = RamWeights::bytes_to_load(config, range);
+/// How to stream the weights; nothing if all of them stay in memory.
+Result<std::optional<StreamedWeights::Options>> plan_streaming(const TrunkSettings& settings,
+                                                               const model::ModelConfig& config,
+                                                               LayerRange range,
+                                                               transport::Server& server) {
+    std::optional<StreamedWeights::Options> streamed;
+    if (settings.weights_bytes == 0) return streamed;
+    model::WeightPlanOptions options;
+    options.first_layer = range.first;
+    options.n_layers = range.count;
+    options.budget_bytes = settings.weights_bytes;
+    ASSIGN_OR_RETURN(model::WeightPlan plan, model::plan_weights(config, options));
+    if (plan.keeps_all()) return streamed;
+    streamed.emplace();
+    streamed->plan = std::move(plan);
+    streamed->stopping = [&server] { return server.stopping(); };
+    if (settings.direct_reads == "off") streamed->mode = storage::DirectFile::Mode::buffered;
+    return streamed;
+}
+
+/// A stage that is too large for this machine is refused before anything is read.
+Status check_memory(const model::ModelConfig& config, LayerRange range, std::uint64_t need) {
     ASSIGN_OR_RETURN(const AvailableMemory available, available_memory());
     if (need <= available.bytes) return Status::ok();
-    return Error{ErrorCode::resource_exhausted,
-                 "layers " + std::to_string(range.first) + "-" + std::to_string(range.end() - 1) +
-                     " of " + config.name + " need " + format_bytes(need) + " of memory, but " +
-                     format_bytes(available.bytes) + " are left (" + available.limited_by + ")",
-                 "give this stage fewer layers with --layers, and the others to further stages"};
+    return Error{
+        ErrorCode::resource_exhausted,
+        "layers " + std::to_string(range.first) + "-" + std::to_string(range.end() - 1) + " of " +
+            config.name + " need " + format_bytes(need) + " of memory, but " +
+            format_bytes(available.bytes) + " are left (" + available.limited_by + ")",
+        "give it less with --weights-bytes, or fewer layers with --layers and the others to "
+        "further stages"};
 }
 
 Result<std::uint64_t> session_budget(const TrunkSettings& settings) {
@@ -174,7 +226,10 @@ Status build(const TrunkSettings& settings, transport::Server& server, Parts& pa
     const model::ModelConfig& config = parts.model.config;
     ASSIGN_OR_RETURN(const LayerRange range, parse_layers(settings.layers, config));
 
-    RETURN_IF_ERROR(check_memory(config, range));
+    ASSIGN_OR_RETURN(const auto streamed, plan_streaming(settings, config, range, server));
+    RETURN_IF_ERROR(check_memory(config, range,
+                                 streamed.has_value() ? streamed->plan.memory_bytes()
+                                                      : RamWeights::bytes_to_load(config, range)));
 
     std::atomic<bool> gave_up{false};
     ExpertClient::Options client;
@@ -191,7 +246,7 @@ Status build(const TrunkSettings& settings, transport::Server& server, Parts& pa
     client.cores = {machine_cores().allowed, static_cast<std::size_t>(kernels::threads())};
     client.stopping = [&server, &gave_up] { return gave_up || server.stopping(); };
     ASSIGN_OR_RETURN(parts.experts, ExpertClient::create(std::move(client), parts.counters));
-    RETURN_IF_ERROR(load_and_connect(parts, range, server, gave_up));
+    RETURN_IF_ERROR(load_and_connect(parts, range, streamed, server, gave_up));
     parts.experts->set_stopping([&server] { return server.stopping(); });
 
     ASSIGN_OR_RETURN(parts.stage,
@@ -227,7 +282,10 @@ int run(const TrunkSettings& settings) {
         if (server.stopping()) return kExitOk;
         return transport::fail(built.error(), &server);
     }
-    server.set_statistics([&parts] { return parts.counters.snapshot(); });
+    server.set_statistics([&parts] {
+        parts.weights->publish_counters();
+        return parts.counters.snapshot();
+    });
     msg::Announcement announcement = options.announcement;
     announcement.fingerprint = parts.model.fingerprint;
     announcement.facts = parts.service->facts();

@@ -32,30 +32,37 @@ Result<Mla> Mla::create(const model::ModelConfig& config, std::size_t max_rows, 
     return mla;
 }
 
-void Mla::run(const kernels::KernelTable& table, std::uint32_t layer, const MlaWeights& weights,
-              const Batch& batch, const float* x, float* y) noexcept {
+Status Mla::run(const Products& products, std::uint32_t layer, const MlaWeights& weights,
+                const Batch& batch, const float* x, float* y) {
+    const kernels::KernelTable& table = products.table();
     const std::size_t n = batch.n_rows();
     const std::size_t low = config_.q_lora_rank;
     const std::size_t heads = config_.n_heads;
-    kernels::matmul(table, weights.q_a, x, hidden_size_, n, q_low_.data(), low);
+    RETURN_IF_ERROR(products.matmul(weights.q_a, x, hidden_size_, n, q_low_.data(), low));
     kernels::parallel_for(n, 2 * low, [&](std::size_t r) {
         float* row = q_low_.data() + r * low;
         table.rms_norm(row, weights.q_a_norm.data(), low, config_.lora_norm_eps, row);
     });
-    kernels::matmul(table, weights.q_b, q_low_.data(), low, n, q_.data(), weights.q_b.n_out);
-    kernels::matmul(table, weights.kv_a, x, hidden_size_, n, kv_.data(), weights.kv_a.n_out);
-    kernels::matmul(table, weights.g, x, hidden_size_, n, gate_.data(), weights.g.n_out);
+    RETURN_IF_ERROR(
+        products.matmul(weights.q_b, q_low_.data(), low, n, q_.data(), weights.q_b.n_out()));
+    const std::size_t kv_width = weights.kv_a.n_out();
+    RETURN_IF_ERROR(products.matmul(weights.kv_a, x, hidden_size_, n, kv_.data(), kv_width));
+    RETURN_IF_ERROR(
+        products.matmul(weights.g, x, hidden_size_, n, gate_.data(), weights.g.n_out()));
 
-    kernels::parallel_for(n, 3 * weights.kv_a.n_out, [&](std::size_t r) {
-        append(table, layer, weights, batch.rows[r], kv_.data() + r * weights.kv_a.n_out);
+    kernels::parallel_for(n, 3 * kv_width, [&](std::size_t r) {
+        append(table, layer, weights, batch.rows[r], kv_.data() + r * kv_width);
     });
     // A head goes through its rows of kv_b once and through the cache twice.
     const std::size_t work =
-        2 * weights.kv_a.n_out * (batch.rows.back().position + 1 + config_.qk_nope_head_dim);
-    kernels::parallel_for(n * heads, work, [&](std::size_t i) {
-        attend(table, layer, weights, batch.rows[i / heads], i / heads, i % heads);
-    });
-    kernels::matmul(table, weights.o, out_.data(), config_.width(), n, y, hidden_size_);
+        2 * kv_width * (batch.rows.back().position + 1 + config_.qk_nope_head_dim);
+    {
+        ASSIGN_OR_RETURN(const MatrixRows kv_b, products.whole(weights.kv_b));
+        kernels::parallel_for(n * heads, work, [&](std::size_t i) {
+            attend(table, layer, kv_b.rows(), batch.rows[i / heads], i / heads, i % heads);
+        });
+    }
+    return products.matmul(weights.o, out_.data(), config_.width(), n, y, hidden_size_);
 }
 
 /// The cache holds the latent after its norm and the shared key as projected: never normalised,
@@ -72,8 +79,9 @@ void Mla::append(const kernels::KernelTable& table, std::uint32_t layer, const M
 
 /// Absorbed form for one head of one row: the query goes into latent space, attention runs there,
 /// the result comes out through the head's value rows. A plain gate follows, no norm (unlike KDA).
-void Mla::attend(const kernels::KernelTable& table, std::uint32_t layer, const MlaWeights& weights,
-                 const StepRow& row, std::size_t row_index, std::size_t head) noexcept {
+void Mla::attend(const kernels::KernelTable& table, std::uint32_t layer,
+                 const kernels::Matrix& kv_b, const StepRow& row, std::size_t row_index,
+                 std::size_t head) noexcept {
     const std::size_t nope = config_.qk_nope_head_dim;
     const std::size_t rope = config_.qk_rope_head_dim;
     const std::size_t latent = config_.kv_lora_rank;
@@ -84,15 +92,15 @@ void Mla::attend(const kernels::KernelTable& table, std::uint32_t layer, const M
     float* mixed = q_latent + latent;
 
     const std::size_t kv_first = head * (nope + v_dim);
-    const float* q = q_.data() + row_index * weights.q_b.n_out + head * (nope + rope);
-    table.matvec_transposed(weights.kv_b.rows(kv_first, nope), q, q_latent);
+    const float* q = q_.data() + (row_index * config_.n_heads + head) * (nope + rope);
+    table.matvec_transposed(kv_b.rows(kv_first, nope), q, q_latent);
     const MlaState cache = row.session->mla(layer);
     table.mla_attend(q_latent, q + nope, cache.latent, latent, cache.rope, rope, row.position + 1,
                      latent, rope, scale_, row.session->scores(thread), mixed);
 
     const std::size_t at = row_index * config_.width() + head * v_dim;
     float* out = out_.data() + at;
-    table.matmul(weights.kv_b.rows(kv_first + nope, v_dim), mixed, latent, 1, out, v_dim);
+    table.matmul(kv_b.rows(kv_first + nope, v_dim), mixed, latent, 1, out, v_dim);
     table.sigmoid_gate(out, gate_.data() + at, v_dim, out);
 }
 

@@ -14,6 +14,7 @@
 #include "common/model/config.h"
 #include "services/trunk/batch.h"
 #include "services/trunk/buffer.h"
+#include "services/trunk/products.h"
 #include "services/trunk/weights.h"
 
 namespace k3::trunk {
@@ -25,13 +26,14 @@ class Mla {
                               int n_threads);
 
     /// x, y [n_rows, hidden_size]; appends the rows to the sessions' caches of `layer`.
-    void run(const kernels::KernelTable& table, std::uint32_t layer, const MlaWeights& weights,
-             const Batch& batch, const float* x, float* y) noexcept;
+    /// Errors: those of the products.
+    Status run(const Products& products, std::uint32_t layer, const MlaWeights& weights,
+               const Batch& batch, const float* x, float* y);
 
   private:
     void append(const kernels::KernelTable& table, std::uint32_t layer, const MlaWeights& weights,
                 const StepRow& row, const float* projected) const noexcept;
-    void attend(const kernels::KernelTable& table, std::uint32_t layer, const MlaWeights& weights,
+    void attend(const kernels::KernelTable& table, std::uint32_t layer, const kernels::Matrix& kv_b,
                 const StepRow& row, std::size_t row_index, std::size_t head) noexcept;
 
     model::MlaConfig config_;

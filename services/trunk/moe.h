@@ -17,6 +17,7 @@
 #include "services/trunk/expert_backend.h"
 #include "services/trunk/layer_range.h"
 #include "services/trunk/observer.h"
+#include "services/trunk/products.h"
 #include "services/trunk/weights.h"
 
 namespace k3::trunk {
@@ -26,22 +27,23 @@ class FeedForward {
     static Result<FeedForward> create(const model::ModelConfig& config, LayerRange range,
                                       std::size_t max_rows);
 
-    /// x, y [n_rows, hidden_size].
-    void dense(const kernels::KernelTable& table, const MlpWeights& weights, const float* x,
-               std::size_t n_rows, float* y) noexcept;
+    /// x, y [n_rows, hidden_size]. Errors: those of the products.
+    Status dense(const Products& products, const MlpWeights& weights, const float* x,
+                 std::size_t n_rows, float* y);
 
-    /// Adds the time spent waiting for experts to `wait_ns`. Errors: the backend's.
-    Status moe(const kernels::KernelTable& table, std::uint32_t layer, const MoeWeights& weights,
+    /// Adds the time spent waiting for experts to `wait_ns`. Errors: the backend's, and those of
+    /// the products.
+    Status moe(const Products& products, std::uint32_t layer, const MoeWeights& weights,
                const float* x, std::size_t n_rows, ExpertBackend& experts, StepObserver* observer,
                std::uint64_t& wait_ns, float* y);
 
   private:
-    void gated_mlp(const kernels::KernelTable& table, const MlpWeights& weights, const float* x,
-                   std::size_t n_rows, float* y) noexcept;
-    void route(const kernels::KernelTable& table, const MoeWeights& weights, const float* x,
-               std::size_t n_rows) noexcept;
-    void combine(const kernels::KernelTable& table, const MoeWeights& weights, std::size_t n_rows,
-                 float* y) noexcept;
+    Status gated_mlp(const Products& products, const MlpWeights& weights, const float* x,
+                     std::size_t n_rows, float* y);
+    Status route(const Products& products, const MoeWeights& weights, const float* x,
+                 std::size_t n_rows);
+    Status combine(const Products& products, const MoeWeights& weights, std::size_t n_rows,
+                   float* y);
 
     model::MoeConfig config_;
     std::size_t hidden_size_ = 0;

@@ -1,7 +1,5 @@
 #include "services/trunk/ram_weights.h"
 
-#include <bit>
-#include <cstring>
 #include <utility>
 
 #include "common/base/memory.h"
@@ -11,22 +9,40 @@ namespace k3::trunk {
 
 namespace {
 
-/// Reports before each part and adds its bytes after it.
-class Reporter {
+/// Reads tensors as they are asked for: matrices into memory of their own, vectors into one buffer.
+class Loader final : public TensorFinder {
   public:
-    Reporter(const RamWeights::Progress& progress, std::uint64_t total)
-        : progress_(progress), total_(total) {}
+    Loader(const storage::Checkpoint& checkpoint, LoadReport& report,
+           std::vector<Buffer<std::byte>>& matrices)
+        : checkpoint_(checkpoint), report_(report), matrices_(matrices) {}
 
-    Status begin(const std::string& what) {
-        if (!progress_ || progress_(done_, total_, what)) return Status::ok();
-        return Error{ErrorCode::cancelled, "loading stopped before " + what, ""};
+    Result<Matrix> matrix(const storage::TensorSpec& spec) override {
+        ASSIGN_OR_RETURN(const storage::TensorInfo* tensor,
+                         checkpoint_.require(spec.name, spec.dtype, spec.shape));
+        ASSIGN_OR_RETURN(auto bytes, Buffer<std::byte>::create(tensor->bytes, spec.name.c_str()));
+        prefer_huge_pages(bytes.span());
+        RETURN_IF_ERROR(checkpoint_.read(*tensor, bytes.span()));
+        report_.add(tensor->bytes);
+        matrices_.push_back(std::move(bytes));
+        return Matrix{{kernels::WeightType::bf16, matrices_.back().data(), nullptr, spec.shape[0],
+                       spec.shape[1]},
+                      Matrix::kInMemory};
     }
-    void add(std::uint64_t bytes) { done_ += bytes; }
+
+    Result<std::span<const std::byte>> vector(const storage::TensorSpec& spec) override {
+        ASSIGN_OR_RETURN(const storage::TensorInfo* tensor,
+                         checkpoint_.require(spec.name, spec.dtype, spec.shape));
+        vector_.resize(tensor->bytes);
+        RETURN_IF_ERROR(checkpoint_.read(*tensor, vector_));
+        report_.add(tensor->bytes);
+        return std::span<const std::byte>(vector_);
+    }
 
   private:
-    const RamWeights::Progress& progress_;
-    std::uint64_t total_;
-    std::uint64_t done_ = 0;
+    const storage::Checkpoint& checkpoint_;
+    LoadReport& report_;
+    std::vector<Buffer<std::byte>>& matrices_;
+    std::vector<std::byte> vector_;
 };
 
 }  // namespace
@@ -43,65 +59,54 @@ std::uint64_t RamWeights::bytes_to_load(const model::ModelConfig& config, LayerR
 
 Result<std::unique_ptr<RamWeights>> RamWeights::load(const storage::Checkpoint& checkpoint,
                                                      const model::ModelConfig& config,
-                                                     LayerRange range, const Progress& progress) {
+                                                     LayerRange range,
+                                                     const LoadProgress& progress) {
     RETURN_IF_ERROR(model::check_trunk_tensors(checkpoint, config, range.first, range.count));
     std::unique_ptr<RamWeights> weights(new RamWeights);
     weights->first_ = range.first;
     weights->hidden_size_ = config.hidden_size;
 
-    Reporter report(progress, bytes_to_load(config, range));
-
-    TensorBytes read = [&](const std::string& name, storage::DType dtype,
-                           std::span<const std::uint64_t> shape) -> Result<const std::byte*> {
-        ASSIGN_OR_RETURN(const storage::TensorInfo* tensor, checkpoint.require(name, dtype, shape));
-        ASSIGN_OR_RETURN(auto bytes, Buffer<std::byte>::create(tensor->bytes, name.c_str()));
-        prefer_huge_pages(bytes.span());
-        RETURN_IF_ERROR(checkpoint.read(*tensor, bytes.span()));
-        report.add(tensor->bytes);
-        weights->tensors_.push_back(std::move(bytes));
-        return static_cast<const std::byte*>(weights->tensors_.back().data());
-    };
-
+    LoadReport report(progress, bytes_to_load(config, range));
+    Loader loader(checkpoint, report, weights->matrices_);
     weights->layers_.reserve(range.count);
     for (std::uint32_t layer = range.first; layer < range.end(); ++layer) {
         RETURN_IF_ERROR(report.begin("layer " + std::to_string(layer)));
         ASSIGN_OR_RETURN(const LayerWeights bound,
-                         bind_layer(config, layer, read, weights->vectors_));
+                         bind_layer(config, layer, loader, weights->vectors_));
         weights->layers_.push_back(bound);
     }
     if (range.is_first()) {
         RETURN_IF_ERROR(report.begin("embedding"));
-        const std::uint64_t shape[] = {config.vocab_size, config.hidden_size};
-        ASSIGN_OR_RETURN(weights->embedding_,
-                         read(std::string(model::kEmbeddingTensor), storage::DType::bf16, shape));
+        ASSIGN_OR_RETURN(weights->embedding_, loader.matrix(embedding_spec(config)));
     }
     if (range.is_last(config)) {
         RETURN_IF_ERROR(report.begin("output head"));
-        ASSIGN_OR_RETURN(weights->head_, bind_head(config, read, weights->vectors_));
+        ASSIGN_OR_RETURN(weights->head_, bind_head(config, loader, weights->vectors_));
     }
     return weights;
 }
 
-Result<LayerLease> RamWeights::layer(std::uint32_t layer) {
+const LayerWeights& RamWeights::layer(std::uint32_t layer) const {
     K3_CHECK(layer >= first_ && layer - first_ < layers_.size(), std::to_string(layer));
-    return LayerLease(layers_[layer - first_]);
+    return layers_[layer - first_];
+}
+
+Result<MatrixRows> RamWeights::next_rows(const Matrix& matrix) {
+    K3_CHECK(false, "matrix " + std::to_string(matrix.number) + " should be in memory");
+    return MatrixRows(matrix.stored, 0, nullptr);
 }
 
 Status RamWeights::embed(std::span<const std::uint32_t> tokens, float* out, std::size_t stride) {
-    for (std::size_t i = 0; i < tokens.size(); ++i) {
-        const std::byte* row = embedding_ + std::size_t{tokens[i]} * hidden_size_ * 2;
-        for (std::uint32_t d = 0; d < hidden_size_; ++d) {
-            std::uint16_t bits = 0;
-            std::memcpy(&bits, row + std::size_t{d} * 2, sizeof(bits));
-            out[i * stride + d] = std::bit_cast<float>(std::uint32_t{bits} << 16U);
-        }
-    }
+    const std::size_t row_bytes = std::size_t{hidden_size_} * sizeof(std::uint16_t);
+    const auto* rows = static_cast<const std::byte*>(embedding_.stored.data);
+    for (std::size_t i = 0; i < tokens.size(); ++i)
+        widen_bf16({rows + tokens[i] * row_bytes, row_bytes}, {out + i * stride, hidden_size_});
     return Status::ok();
 }
 
 std::uint64_t RamWeights::bytes() const noexcept {
     std::uint64_t total = vectors_.bytes();
-    for (const auto& matrix : tensors_) total += matrix.size();
+    for (const auto& matrix : matrices_) total += matrix.size();
     return total;
 }
 

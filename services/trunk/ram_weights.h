@@ -21,10 +21,6 @@ namespace k3::trunk {
 
 class RamWeights final : public WeightSource {
   public:
-    /// Called before each part ("layer 4"); false gives up with `cancelled`.
-    using Progress = std::function<bool(std::uint64_t done_bytes, std::uint64_t total_bytes,
-                                        const std::string& what)>;
-
     /// Bytes of the tensors that load() reads.
     static std::uint64_t bytes_to_load(const model::ModelConfig& config, LayerRange range);
 
@@ -32,24 +28,26 @@ class RamWeights final : public WeightSource {
     /// corrupt, resource_exhausted, cancelled.
     static Result<std::unique_ptr<RamWeights>> load(const storage::Checkpoint& checkpoint,
                                                     const model::ModelConfig& config,
-                                                    LayerRange range, const Progress& progress);
+                                                    LayerRange range, const LoadProgress& progress);
 
-    Result<LayerLease> layer(std::uint32_t layer) override;
+    void begin_step(bool) override {}
+    const LayerWeights& layer(std::uint32_t layer) const override;
+    const HeadWeights& head() const override { return head_; }
     Status embed(std::span<const std::uint32_t> tokens, float* out, std::size_t stride) override;
-    Result<const HeadWeights*> head() override { return &head_; }
-
-    /// Held in memory, vectors included.
-    std::uint64_t bytes() const noexcept;
+    /// Aborts: nothing is streamed.
+    Result<MatrixRows> next_rows(const Matrix& matrix) override;
+    std::uint64_t bytes() const noexcept override;
 
   private:
     RamWeights() = default;
+    void give_back() noexcept override {}
 
     std::uint32_t first_ = 0;
     std::uint32_t hidden_size_ = 0;
-    std::vector<Buffer<std::byte>> tensors_;  // as stored
+    std::vector<Buffer<std::byte>> matrices_;  // as stored
     VectorStore vectors_;
     std::vector<LayerWeights> layers_;
-    const std::byte* embedding_ = nullptr;  // [vocab_size, hidden_size] bf16
+    Matrix embedding_;  // [vocab_size, hidden_size]
     HeadWeights head_;
 };
 

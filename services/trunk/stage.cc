@@ -84,10 +84,8 @@ Result<std::span<const float>> Stage::step(const StepInput& input) {
 
 Result<std::span<const float>> Stage::run(const StepInput& input) {
     RETURN_IF_ERROR(begin(input));
-    for (std::uint32_t layer = options_.range.first; layer < options_.range.end(); ++layer) {
-        ASSIGN_OR_RETURN(LayerLease weights, weights_.layer(layer));
-        RETURN_IF_ERROR(run_layer(*weights));
-    }
+    for (std::uint32_t layer = options_.range.first; layer < options_.range.end(); ++layer)
+        RETURN_IF_ERROR(run_layer(weights_.layer(layer)));
     if (!options_.range.is_last(config_)) return stream_.contents();
     RETURN_IF_ERROR(run_head(input.wanted));
     return std::span<const float>(logits_.span().first(input.wanted.size() * config_.vocab_size));
@@ -116,6 +114,7 @@ void Stage::group_by_session(std::span<const StepRow> rows) {
 
 Status Stage::begin(const StepInput& input) {
     const std::size_t n = input.rows.size();
+    weights_.begin_step(options_.range.is_last(config_) && !input.wanted.empty());
     if (options_.range.is_first()) {
         tokens_.clear();
         for (const StepRow& row : input.rows) tokens_.push_back(row.token);
@@ -143,9 +142,9 @@ Status Stage::run_layer(const LayerWeights& weights) {
     observe(Site::attention_in, layer, view(x_, n));
     if (config_.takes_snapshot(layer)) stream_.take_snapshot();
     if (weights.kind == model::LayerKind::kda)
-        kda_.run(table_, layer, weights.kda, batch_, x_.data(), y_.data());
+        RETURN_IF_ERROR(kda_.run(products_, layer, weights.kda, batch_, x_.data(), y_.data()));
     else
-        mla_.run(table_, layer, weights.mla, batch_, x_.data(), y_.data());
+        RETURN_IF_ERROR(mla_.run(products_, layer, weights.mla, batch_, x_.data(), y_.data()));
     observe(Site::attention_out, layer, view(y_, n));
     RETURN_IF_ERROR(check_finite(view(y_, n), rows, layer, "attention output"));
     stream_.add(table_, y_.data());
@@ -153,10 +152,10 @@ Status Stage::run_layer(const LayerWeights& weights) {
     mix_and_norm(rows, weights.mlp_query, weights.post_norm, MixSite::mlp, layer);
     observe(Site::mlp_in, layer, view(x_, n));
     if (weights.is_moe) {
-        RETURN_IF_ERROR(ffn_.moe(table_, layer, weights.moe, x_.data(), n, experts_, observer_,
+        RETURN_IF_ERROR(ffn_.moe(products_, layer, weights.moe, x_.data(), n, experts_, observer_,
                                  expert_wait_ns_, y_.data()));
     } else {
-        ffn_.dense(table_, weights.dense, x_.data(), n, y_.data());
+        RETURN_IF_ERROR(ffn_.dense(products_, weights.dense, x_.data(), n, y_.data()));
     }
     observe(Site::mlp_out, layer, view(y_, n));
     stream_.add(table_, y_.data());
@@ -168,11 +167,11 @@ Status Stage::run_layer(const LayerWeights& weights) {
 Status Stage::run_head(std::span<const std::uint32_t> wanted) {
     if (wanted.empty()) return Status::ok();
     const std::uint32_t last = options_.range.end() - 1;
-    ASSIGN_OR_RETURN(const HeadWeights* head, weights_.head());
-    mix_and_norm(wanted, head->query, head->norm, MixSite::output, last);
+    const HeadWeights& head = weights_.head();
+    mix_and_norm(wanted, head.query, head.norm, MixSite::output, last);
     observe(Site::final_norm, last, view(x_, wanted.size()));
-    kernels::matmul(table_, head->lm_head, x_.data(), config_.hidden_size, wanted.size(),
-                    logits_.data(), config_.vocab_size);
+    RETURN_IF_ERROR(products_.matmul(head.lm_head, x_.data(), config_.hidden_size, wanted.size(),
+                                     logits_.data(), config_.vocab_size));
     return check_finite({logits_.data(), wanted.size(), config_.vocab_size, config_.vocab_size},
                         wanted, last, "logits");
 }

@@ -22,6 +22,7 @@
 #include "services/trunk/mla.h"
 #include "services/trunk/moe.h"
 #include "services/trunk/observer.h"
+#include "services/trunk/products.h"
 #include "services/trunk/weights.h"
 
 namespace k3::trunk {
@@ -70,7 +71,12 @@ class Stage {
   private:
     Stage(const model::ModelConfig& config, WeightSource& weights, ExpertBackend& experts,
           const kernels::KernelTable& table, const Options& options)
-        : config_(config), weights_(weights), experts_(experts), table_(table), options_(options) {}
+        : config_(config),
+          weights_(weights),
+          experts_(experts),
+          table_(table),
+          products_(table, weights),
+          options_(options) {}
     Status take_scratch();
 
     void group_by_session(std::span<const StepRow> rows);
@@ -92,6 +98,7 @@ class Stage {
     WeightSource& weights_;
     ExpertBackend& experts_;
     const kernels::KernelTable& table_;
+    const Products products_;
     const Options options_;
     StepObserver* observer_ = nullptr;
     std::uint64_t expert_wait_ns_ = 0;

@@ -16,32 +16,31 @@ using storage::DType;
 /// Binds tensors one by one and remembers the first error, so that a list of fields reads as one.
 class Binder {
   public:
-    Binder(const TensorBytes& bytes, VectorStore& store, std::string prefix)
-        : bytes_(bytes), store_(store), prefix_(std::move(prefix)) {}
+    Binder(TensorFinder& tensors, VectorStore& store, std::string prefix)
+        : tensors_(tensors), store_(store), prefix_(std::move(prefix)) {}
 
     Matrix matrix(std::string_view rest, std::uint64_t n_out, std::uint64_t n_in) {
-        const std::byte* data = find(rest, DType::bf16, {n_out, n_in});
-        return Matrix{kernels::WeightType::bf16, data, nullptr, n_out, n_in};
+        if (!status_.has_value()) return {};
+        Result<Matrix> found = tensors_.matrix(spec(rest, DType::bf16, {n_out, n_in}));
+        if (found.has_value()) return *found;
+        status_ = std::move(found).error();
+        return {};
     }
 
     /// A bf16 tensor widened exactly: its bits are the upper half of the fp32 value.
     std::span<float> bf16_vector(std::string_view rest, const std::vector<std::uint64_t>& shape) {
-        const std::byte* data = find(rest, DType::bf16, shape);
         std::span<float> out = store_.add(shape.back());
-        for (std::size_t i = 0; data != nullptr && i < out.size(); ++i) {
-            std::uint16_t bits = 0;
-            std::memcpy(&bits, data + i * sizeof(bits), sizeof(bits));
-            out[i] = std::bit_cast<float>(std::uint32_t{bits} << 16U);
-        }
+        const std::span<const std::byte> bytes = vector(spec(rest, DType::bf16, shape));
+        if (!bytes.empty()) widen_bf16(bytes, out);
         return out;
     }
 
     std::span<float> f32_vector(std::string_view rest, const std::vector<std::uint64_t>& shape) {
         std::size_t n = 1;
         for (std::uint64_t length : shape) n *= length;
-        const std::byte* data = find(rest, DType::f32, shape);
         std::span<float> out = store_.add(n);
-        if (data != nullptr) std::memcpy(out.data(), data, n * sizeof(float));
+        const std::span<const std::byte> bytes = vector(spec(rest, DType::f32, shape));
+        if (!bytes.empty()) std::memcpy(out.data(), bytes.data(), bytes.size());
         return out;
     }
 
@@ -56,16 +55,20 @@ class Binder {
     Status status() && { return std::move(status_); }
 
   private:
-    const std::byte* find(std::string_view rest, DType dtype,
-                          const std::vector<std::uint64_t>& shape) {
-        if (!status_.has_value()) return nullptr;
-        Result<const std::byte*> found = bytes_(prefix_ + std::string(rest), dtype, shape);
-        if (found.has_value()) return *found;
-        status_ = std::move(found).error();
-        return nullptr;
+    storage::TensorSpec spec(std::string_view rest, DType dtype,
+                             std::vector<std::uint64_t> shape) const {
+        return {prefix_ + std::string(rest), dtype, std::move(shape)};
     }
 
-    const TensorBytes& bytes_;
+    std::span<const std::byte> vector(const storage::TensorSpec& spec) {
+        if (!status_.has_value()) return {};
+        Result<std::span<const std::byte>> found = tensors_.vector(spec);
+        if (found.has_value()) return *found;
+        status_ = std::move(found).error();
+        return {};
+    }
+
+    TensorFinder& tensors_;
     VectorStore& store_;
     std::string prefix_;
     Status status_;
@@ -136,6 +139,24 @@ MoeWeights bind_moe(Binder& bind, const model::MoeConfig& moe, std::uint64_t hid
 
 }  // namespace
 
+void widen_bf16(std::span<const std::byte> bytes, std::span<float> out) noexcept {
+    for (std::size_t i = 0; i < out.size(); ++i) {
+        std::uint16_t bits = 0;
+        std::memcpy(&bits, bytes.data() + i * sizeof(bits), sizeof(bits));
+        out[i] = std::bit_cast<float>(std::uint32_t{bits} << 16U);
+    }
+}
+
+Status LoadReport::begin(const std::string& what) {
+    if (!progress_ || progress_(done_, total_, what)) return Status::ok();
+    return Error{ErrorCode::cancelled, "loading stopped before " + what, ""};
+}
+
+storage::TensorSpec embedding_spec(const model::ModelConfig& config) {
+    return {
+        std::string(model::kEmbeddingTensor), DType::bf16, {config.vocab_size, config.hidden_size}};
+}
+
 std::size_t VectorStore::bytes() const noexcept {
     std::size_t total = 0;
     for (const auto& vector : vectors_) total += vector.size() * sizeof(float);
@@ -143,9 +164,9 @@ std::size_t VectorStore::bytes() const noexcept {
 }
 
 Result<LayerWeights> bind_layer(const model::ModelConfig& config, std::uint32_t layer,
-                                const TensorBytes& bytes, VectorStore& store) {
+                                TensorFinder& tensors, VectorStore& store) {
     const std::uint64_t hidden = config.hidden_size;
-    Binder bind(bytes, store, model::layer_tensor(layer, ""));
+    Binder bind(tensors, store, model::layer_tensor(layer, ""));
     LayerWeights w;
     w.layer = layer;
     w.kind = config.layer_kinds[layer];
@@ -166,10 +187,10 @@ Result<LayerWeights> bind_layer(const model::ModelConfig& config, std::uint32_t 
     return w;
 }
 
-Result<HeadWeights> bind_head(const model::ModelConfig& config, const TensorBytes& bytes,
+Result<HeadWeights> bind_head(const model::ModelConfig& config, TensorFinder& tensors,
                               VectorStore& store) {
     const std::uint64_t hidden = config.hidden_size;
-    Binder bind(bytes, store, "language_model.");
+    Binder bind(tensors, store, "language_model.");
     HeadWeights w;
     w.query = bind.residual_query("model.output_attn_res", hidden);
     w.norm = bind.bf16_vector("model.norm.weight", {hidden});

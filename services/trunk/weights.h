@@ -1,9 +1,9 @@
 #pragma once
 // The weights of a range of layers as a step sees them, and where they come from.
 //
-// A step asks for one layer after the other and holds a lease on the one it computes with. Today
-// every layer stays in memory (ram_weights.h); a source that streams layers through a ring of
-// slots has the same interface, which is why nobody keeps a LayerWeights beyond its lease.
+// Vectors always stay in memory. A matrix either does too, or it comes piece by piece, as many rows
+// at a time as its source likes, while the step computes with it: products.h hides the difference.
+// A step uses all matrices in one order, which is how such a source knows what to read next.
 //
 // Matrices stay as the checkpoint stores them (bf16): the kernels widen in registers. Vectors are
 // widened to fp32 once. Two things are folded while loading: the query of each attention-residual
@@ -26,8 +26,18 @@
 
 namespace k3::trunk {
 
-using kernels::Matrix;
 using Vector = std::span<const float>;
+
+/// A matrix of the trunk: in memory, or known to its source by a number.
+struct Matrix {
+    static constexpr std::uint32_t kInMemory = 0xFFFFFFFF;
+
+    kernels::Matrix stored;  // without data if it is streamed
+    std::uint32_t number = kInMemory;
+
+    bool is_in_memory() const noexcept { return number == kInMemory; }
+    std::size_t n_out() const noexcept { return stored.n_out; }
+};
 
 struct KdaWeights {
     Matrix q, k, v;                 // [width, hidden_size]
@@ -89,42 +99,91 @@ struct HeadWeights {
     Matrix lm_head;  // [vocab_size, hidden_size]
 };
 
-/// The right to read one layer's weights; a streaming source does not reuse the slot while this
-/// lives. Move-only.
-class LayerLease {
-  public:
-    explicit LayerLease(const LayerWeights& weights, std::function<void()> release = nullptr)
-        : weights_(&weights), release_(std::move(release)) {}
-    LayerLease(LayerLease&& other) noexcept
-        : weights_(std::exchange(other.weights_, nullptr)),
-          release_(std::exchange(other.release_, nullptr)) {}
-    LayerLease& operator=(LayerLease&&) = delete;
-    LayerLease(const LayerLease&) = delete;
-    LayerLease& operator=(const LayerLease&) = delete;
-    ~LayerLease() {
-        if (release_) release_();
-    }
+class WeightSource;
 
-    const LayerWeights& operator*() const noexcept { return *weights_; }
-    const LayerWeights* operator->() const noexcept { return weights_; }
+/// Some consecutive rows of a matrix; their bytes stay where they are while this lives. Move-only.
+class MatrixRows {
+  public:
+    /// `source` (null: none) is told when the rows are no longer used.
+    MatrixRows(const kernels::Matrix& rows, std::size_t first, WeightSource* source) noexcept
+        : rows_(rows), first_(first), source_(source) {}
+    MatrixRows(MatrixRows&& other) noexcept
+        : rows_(other.rows_),
+          first_(other.first_),
+          source_(std::exchange(other.source_, nullptr)) {}
+    MatrixRows& operator=(MatrixRows&&) = delete;
+    MatrixRows(const MatrixRows&) = delete;
+    MatrixRows& operator=(const MatrixRows&) = delete;
+    ~MatrixRows();
+
+    const kernels::Matrix& rows() const noexcept { return rows_; }
+    /// The first of them in the matrix.
+    std::size_t first() const noexcept { return first_; }
 
   private:
-    const LayerWeights* weights_;
-    std::function<void()> release_;
+    kernels::Matrix rows_;
+    std::size_t first_;
+    WeightSource* source_;
 };
 
-/// One thread asks, in the order of the layers.
+/// One thread asks.
 class WeightSource {
   public:
     virtual ~WeightSource() = default;
 
-    /// Waits until the layer is there. Errors of a source that reads: io, corrupt.
-    virtual Result<LayerLease> layer(std::uint32_t layer) = 0;
-    /// Writes row i of the embedding of tokens[i] to out + i * stride, widened. First stage only;
-    /// tokens are below vocab_size.
-    virtual Status embed(std::span<const std::uint32_t> tokens, float* out, std::size_t stride) = 0;
+    /// A step begins, at the first layer, whatever became of the one before. `wants_head`: it will
+    /// use the output head.
+    virtual void begin_step(bool wants_head) = 0;
+    /// Stays valid as long as the source.
+    virtual const LayerWeights& layer(std::uint32_t layer) const = 0;
     /// Last stage only.
-    virtual Result<const HeadWeights*> head() = 0;
+    virtual const HeadWeights& head() const = 0;
+    /// Writes row i of the embedding of tokens[i] to out + i * stride, widened. First stage only;
+    /// tokens are below vocab_size. Errors: those of next_rows().
+    virtual Status embed(std::span<const std::uint32_t> tokens, float* out, std::size_t stride) = 0;
+
+    /// The next rows of a streamed matrix, the first ones at first, once they are there. Matrices
+    /// come in the order of common/model/weight_plan.h, each once a step; one that is used as a
+    /// whole comes in one piece. The rows of the call before must have been given back.
+    /// Errors, naming matrix, file and offset: io, corrupt, cancelled.
+    virtual Result<MatrixRows> next_rows(const Matrix& matrix) = 0;
+
+    /// Held in memory, vectors included.
+    virtual std::uint64_t bytes() const noexcept = 0;
+    /// Brings the counters of reads up to date. Any thread.
+    virtual void publish_counters() noexcept {}
+
+  private:
+    friend class MatrixRows;
+    /// Those of the last next_rows().
+    virtual void give_back() noexcept = 0;
+};
+
+inline MatrixRows::~MatrixRows() {
+    if (source_ != nullptr) source_->give_back();
+}
+
+/// bf16 at any address to fp32; bytes.size() is 2 * out.size().
+void widen_bf16(std::span<const std::byte> bytes, std::span<float> out) noexcept;
+
+/// Called before each part ("layer 4") is loaded; false gives up.
+using LoadProgress = std::function<bool(std::uint64_t done_bytes, std::uint64_t total_bytes,
+                                        const std::string& what)>;
+
+/// Reports before each part and adds its bytes after it.
+class LoadReport {
+  public:
+    LoadReport(const LoadProgress& progress, std::uint64_t total_bytes)
+        : progress_(progress), total_(total_bytes) {}
+
+    /// Error: cancelled, if the caller gives up.
+    Status begin(const std::string& what);
+    void add(std::uint64_t bytes) noexcept { done_ += bytes; }
+
+  private:
+    const LoadProgress& progress_;
+    std::uint64_t total_;
+    std::uint64_t done_ = 0;
 };
 
 /// Owns the vectors that were widened while binding; spans into it stay valid while it lives.
@@ -137,15 +196,24 @@ class VectorStore {
     std::deque<std::vector<float>> vectors_;
 };
 
-/// Finds the bytes of a tensor that must have this type and shape; they outlive the binding.
-using TensorBytes = std::function<Result<const std::byte*>(
-    const std::string& name, storage::DType dtype, std::span<const std::uint64_t> shape)>;
+/// Finds tensors that must have this type and shape.
+class TensorFinder {
+  public:
+    virtual ~TensorFinder() = default;
+    /// Its bytes, which outlive the binding, or its number.
+    virtual Result<Matrix> matrix(const storage::TensorSpec& spec) = 0;
+    /// Valid until the next call.
+    virtual Result<std::span<const std::byte>> vector(const storage::TensorSpec& spec) = 0;
+};
 
-/// Points the fields of a layer at its tensors and widens its vectors into `store`.
-/// Errors: those of `bytes`.
+/// [vocab_size, hidden_size].
+storage::TensorSpec embedding_spec(const model::ModelConfig& config);
+
+/// Points the fields of a layer at its matrices and widens its vectors into `store`.
+/// Errors: those of `tensors`.
 Result<LayerWeights> bind_layer(const model::ModelConfig& config, std::uint32_t layer,
-                                const TensorBytes& bytes, VectorStore& store);
-Result<HeadWeights> bind_head(const model::ModelConfig& config, const TensorBytes& bytes,
+                                TensorFinder& tensors, VectorStore& store);
+Result<HeadWeights> bind_head(const model::ModelConfig& config, TensorFinder& tensors,
                               VectorStore& store);
 
 }  // namespace k3::trunk

@@ -16,6 +16,7 @@
 #include "services/trunk/ram_weights.h"
 #include "services/trunk/stage.h"
 #include "services/trunk/step_request.h"
+#include "services/trunk/streamed_weights.h"
 #include "tests/allocations/counter.h"
 #include "tests/support/golden.h"
 #include "tests/support/local_experts.h"
@@ -36,20 +37,31 @@ const model::Model& checkpoint() {
 /// A stage of tiny-k3 with everything it needs, and its sessions.
 struct Trunk {
     LocalExperts experts{checkpoint(), kernels::kernels()};
-    std::unique_ptr<trunk::RamWeights> weights;
+    telemetry::Counters counters;
+    std::unique_ptr<trunk::WeightSource> weights;
     std::unique_ptr<trunk::Stage> stage;
     trunk::SessionTable sessions;
     trunk::StepRequest request;
     transport::ArenaReader reader;
     std::vector<msg::Bytes> frames;
 
-    Trunk(trunk::LayerRange range, int n_threads)
+    /// `weights_bytes`: the budget; 0: all weights stay in memory.
+    Trunk(trunk::LayerRange range, int n_threads, std::uint64_t weights_bytes = 0)
         : sessions(checkpoint().config, range, n_threads, {4, std::uint64_t{1} << 26U, 4096}) {
         kernels::set_threads(n_threads);
         experts.load_all();
-        weights =
-            trunk::RamWeights::load(*checkpoint().checkpoint, checkpoint().config, range, nullptr)
-                .value();
+        const storage::Checkpoint& files = *checkpoint().checkpoint;
+        if (weights_bytes == 0) {
+            weights = trunk::RamWeights::load(files, checkpoint().config, range, nullptr).value();
+        } else {
+            trunk::StreamedWeights::Options options;
+            options.plan = model::plan_weights(checkpoint().config,
+                                               {range.first, range.count, weights_bytes, 8192})
+                               .value();
+            weights = trunk::StreamedWeights::load(files, checkpoint().config, range,
+                                                   std::move(options), counters, nullptr)
+                          .value();
+        }
         stage = trunk::Stage::create(checkpoint().config, *weights, experts, kernels::kernels(),
                                      {range, kMaxRows, n_threads})
                     .value();
@@ -120,6 +132,14 @@ TEST_CASE("a steady step of the whole trunk allocates nothing") {
         CHECK(count_steps(trunk, {2, 1}, 6) == 0);     // prefill in pieces
         CHECK(count_steps(trunk, {3}, 1) == 0);
     }
+    kernels::set_threads(0);
+}
+
+TEST_CASE("a steady step with streamed weights allocates nothing") {
+    Trunk trunk({0, checkpoint().config.n_layers}, 1, 900'000);
+    for (std::uint64_t id : {1, 2}) REQUIRE(trunk.sessions.open(id, 512).has_value());
+    CHECK(count_steps(trunk, {1}, 1) == 0);
+    CHECK(count_steps(trunk, {1, 2}, 3) == 0);
     kernels::set_threads(0);
 }
 

@@ -155,6 +155,30 @@ TEST_CASE("the shape of the pipeline does not change a bit") {
     check_pipeline(pipeline, 16);
 }
 
+TEST_CASE("memory for the trunk's weights does not change a bit") {
+    World world;
+    std::string stages;
+    // tiny-k3 has 0.9 MB of trunk weights; 571,264 bytes is the smallest budget of one stage.
+    SUBCASE("the smallest budget, one thread, direct reads") {
+        stages = "[trunk]\nthreads = 1\nweights_bytes = 571264\n";
+    }
+    SUBCASE("some kept, two threads, through the page cache") {
+        stages = "[trunk]\nthreads = 2\nweights_bytes = '900KB'\ndirect_reads = 'off'\n";
+    }
+    SUBCASE("two stages, each streams its own") {
+        stages =
+            "[[trunk]]\nlayers = '0-5'\nweights_bytes = '600KB'\n"
+            "[[trunk]]\nlayers = '6-12'\nweights_bytes = '500KB'\nthreads = 2\n";
+    }
+    stages += "[gateway]\nprefill_chunk = 7\n";
+    Pipeline pipeline(world, "streams", golden_dir() / "tiny-k3", stages);
+    check_pipeline(pipeline, 8);
+    const launcher::RunRecord record = world.record("streams").value();
+    for (const launcher::StageRecord& stage : record.stages)
+        if (stage.kind == "trunk")
+            CHECK(stage_counter(pipeline, stage.name, "trunk_read_bytes") > 0);
+}
+
 TEST_CASE("the instruction set does not change a bit") {
     const kernels::KernelTables available = kernels::available_kernels();
     for (std::size_t i = 0; i < available.count; ++i) {

@@ -44,8 +44,11 @@ Harness::Harness(const model::Model& model, Options options) : model_(model) {
     for (std::size_t i = 0; i + 1 < bounds.size(); ++i) {
         const trunk::LayerRange range{bounds[i], bounds[i + 1] - bounds[i]};
         Part part;
-        part.weights =
-            must(trunk::RamWeights::load(*model.checkpoint, model.config, range, nullptr));
+        if (options.weights)
+            part.weights = options.weights(range);
+        else
+            part.weights =
+                must(trunk::RamWeights::load(*model.checkpoint, model.config, range, nullptr));
         part.sessions = std::make_unique<trunk::SessionTable>(
             model.config, range, options.n_threads,
             trunk::SessionTable::Options{1024, std::uint64_t{1} << 34U,

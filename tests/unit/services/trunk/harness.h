@@ -3,6 +3,7 @@
 // stepped without messages.
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -35,6 +36,8 @@ class Harness {
         int n_threads = 2;
         trunk::ExpertBackend* experts = nullptr;  // null: LocalExperts
         std::size_t max_step_rows = 256;
+        /// Null: RamWeights.
+        std::function<std::unique_ptr<trunk::WeightSource>(trunk::LayerRange)> weights;
     };
     explicit Harness(const model::Model& model) : Harness(model, Options()) {}
     Harness(const model::Model& model, Options options);
@@ -61,7 +64,7 @@ class Harness {
 
   private:
     struct Part {
-        std::unique_ptr<trunk::RamWeights> weights;
+        std::unique_ptr<trunk::WeightSource> weights;
         std::unique_ptr<trunk::SessionTable> sessions;
         std::unique_ptr<trunk::Stage> stage;
     };

@@ -92,11 +92,11 @@ TEST_CASE("only the meaningful entries of A_log are used, and queries are folded
     const model::Model& model = tiny_model();
     auto loaded = trunk::RamWeights::load(*model.checkpoint, model.config, {0, 1}, nullptr);
     REQUIRE(loaded.has_value());
-    const trunk::LayerLease layer = (*loaded)->layer(0).value();
-    CHECK(layer->kda.exp_a_log.size() == model.config.kda.n_heads);
-    for (float value : layer->kda.exp_a_log) CHECK(value > 0.0F);
-    CHECK(layer->mlp_query.size() == model.config.hidden_size);
-    CHECK(!layer->is_moe);
+    const trunk::LayerWeights& layer = (*loaded)->layer(0);
+    CHECK(layer.kda.exp_a_log.size() == model.config.kda.n_heads);
+    for (float value : layer.kda.exp_a_log) CHECK(value > 0.0F);
+    CHECK(layer.mlp_query.size() == model.config.hidden_size);
+    CHECK(!layer.is_moe);
 }
 
 }  // namespace k3::test

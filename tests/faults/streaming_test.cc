@@ -1,0 +1,48 @@
+// Weights that are streamed: what a disk does wrong ends requests with everything a repair needs,
+// and the pipeline goes on.
+
+#include <doctest/doctest.h>
+
+#include <filesystem>
+#include <string>
+
+#include "tests/faults/refusal.h"
+#include "tests/support/checkpoint_copy.h"
+#include "tests/support/golden.h"
+#include "tests/support/pipeline.h"
+
+using namespace k3;
+using namespace k3::test;
+
+TEST_CASE("a budget that is too small for any streaming is refused with both numbers") {
+    World world;
+    check_refused(world,
+                  pipeline_of(world, golden_dir() / "tiny-k3", "[trunk]\nweights_bytes = 571263\n"),
+                  2, {"571263", "571264", "layers 0-12", "--weights-bytes"});
+}
+
+TEST_CASE("a shard that is cut while it is streamed fails requests by name until it is whole") {
+    CheckpointCopy copy(golden_dir() / "tiny-k3");
+    const std::string shard = "model-00002-of-000005.safetensors";
+    const std::string whole = read_file(copy.file(shard));
+    World world;
+    Pipeline pipeline(world, "cut", copy.path(),
+                      "[trunk]\nweights_bytes = 571264\n[experts]\ncache_bytes = '16MiB'\n");
+    const msg::Submit request = of_ids({5, 6, 7}, 6);
+    const Answer before = pipeline.ask(request);
+    REQUIRE_MESSAGE(!before.error.has_value(), before.error->sentence());
+
+    std::filesystem::resize_file(copy.file(shard), 4096);
+    const Answer cut = pipeline.ask(request);
+    REQUIRE(cut.error.has_value());
+    CHECK(cut.error->code == ErrorCode::corrupt);
+    CHECK(has(cut.error->message, copy.file(shard).string()));
+    CHECK(has(cut.error->message, "language_model.model.layers."));
+    CHECK(has(cut.error->message, "offset"));
+
+    write_file(copy.file(shard), whole);  // the same file, which is still open
+    const Answer after = pipeline.ask(request);
+    REQUIRE_MESSAGE(!after.error.has_value(), after.error->sentence());
+    CHECK(after.ids == before.ids);
+    CHECK(pipeline.stage("trunk").restarts == 0);
+}
