@@ -24,7 +24,6 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <thread>
@@ -32,6 +31,7 @@
 #include "bench/machine.h"
 #include "bench/neighbour.h"
 #include "bench/one_process.h"
+#include "bench/streaming.h"
 #include "common/base/cores.h"
 #include "common/base/settings.h"
 #include "common/kernels/kernel_table.h"
@@ -55,6 +55,7 @@ struct Options {
     fs::path config;
     fs::path model;
     std::string expert_cache = "4GiB";
+    std::string trunk_weights = "0";
     std::uint32_t tokens = 16;
     std::uint32_t prompt = 64;
     int threads = 0;
@@ -123,7 +124,7 @@ class RunningPipeline {
     pid_t pid_ = -1;
 };
 
-using Counts = std::map<std::string, std::uint64_t>;  // "trunk.step_ns", summed over stages
+using bench::Counts;
 
 Counts read_counters(const launcher::RunRecord& record) {
     Counts counts;
@@ -170,7 +171,9 @@ struct Phase {
     double expert_compute_s = 0;  // of the slowest server of each call
     double expert_read_s = 0;
     double sampler_s = 0;
-    double rest_s = 0;  // gateway, tokenizer and the exchange between services
+    double rest_s = 0;        // gateway, tokenizer and the exchange between services
+    double trunk_read_s = 0;  // the trunk waiting for its own weights, not in trunk_s
+    Counts spent;
 };
 
 Phase measure(const std::string& name, const launcher::RunRecord& record,
@@ -182,19 +185,20 @@ Phase measure(const std::string& name, const launcher::RunRecord& record,
     phase.name = name;
     phase.wall_s = bench::now() - start;
     phase.n_tokens = std::max<std::uint64_t>(finished.n_generated, n_prompt);
-    const Counts after = read_counters(record);
+    phase.spent = read_counters(record);
+    for (const auto& [counter, value] : before) phase.spent[counter] -= value;
     const auto seconds = [&](const std::string& counter) {
-        const auto at = after.find(counter);
-        const auto was = before.find(counter);
-        if (at == after.end() || was == before.end()) return 0.0;
-        return static_cast<double>(at->second - was->second) / 1e9;
+        const auto at = phase.spent.find(counter);
+        return at == phase.spent.end() ? 0.0 : static_cast<double>(at->second) / 1e9;
     };
     phase.wait_s = seconds("trunk.expert_wait_ns");
-    phase.trunk_s = seconds("trunk.step_ns") - phase.wait_s;
+    phase.trunk_read_s = seconds("trunk.trunk_read_wait_ns");
+    phase.trunk_s = seconds("trunk.step_ns") - phase.wait_s - phase.trunk_read_s;
     phase.expert_compute_s = seconds("trunk.expert_server_compute_ns");
     phase.expert_read_s = seconds("trunk.expert_server_read_ns");
     phase.sampler_s = seconds("sampler.compute_ns");
-    phase.rest_s = phase.wall_s - phase.trunk_s - phase.wait_s - phase.sampler_s;
+    phase.rest_s =
+        phase.wall_s - phase.trunk_s - phase.trunk_read_s - phase.wait_s - phase.sampler_s;
     return phase;
 }
 
@@ -207,6 +211,7 @@ nlohmann::json report(const Phase& phase) {
     fmt::print("\n{}: {} tokens in {:.3f} s, {:.2f} tokens/s; a token:\n", phase.name,
                phase.n_tokens, phase.wall_s, static_cast<double>(phase.n_tokens) / phase.wall_s);
     line("trunk kernels", phase.trunk_s);
+    if (phase.trunk_read_s > 0) line("trunk waiting for its weights", phase.trunk_read_s);
     line("trunk waiting for experts", phase.wait_s);
     line("  (expert servers computing meanwhile)", phase.expert_compute_s);
     line("  (expert servers reading meanwhile)", phase.expert_read_s);
@@ -216,6 +221,7 @@ nlohmann::json report(const Phase& phase) {
             {"tokens", phase.n_tokens},
             {"wall_s", phase.wall_s},
             {"trunk_s", phase.trunk_s},
+            {"trunk_read_s", phase.trunk_read_s},
             {"expert_wait_s", phase.wait_s},
             {"expert_compute_s", phase.expert_compute_s},
             {"expert_read_s", phase.expert_read_s},
@@ -302,9 +308,10 @@ void PipelineFile::write(const Options& options) const {
     std::ofstream file(path_);
     file << fmt::format(
         "[pipeline]\nname = \"step\"\nmodel = \"{}\"\n\n[tokenizer]\n\n[sampler]\n\n[experts]\n"
-        "cache_bytes = \"{}\"\nthreads = {}\n\n[trunk]\nthreads = {}\n\n[gateway]\n",
+        "cache_bytes = \"{}\"\nthreads = {}\n\n[trunk]\nthreads = {}\nweights_bytes = \"{}\"\n\n"
+        "[gateway]\n",
         fs::absolute(options.model).string(), options.expert_cache, options.threads,
-        options.threads);
+        options.threads, options.trunk_weights);
     file.close();
     if (!file) fail(fmt::format("cannot write {}", path_.string()));
 }
@@ -382,10 +389,26 @@ int run(const Options& options, const fs::path& program) {
         json["cpu"] = bench::cpu_model();
         json["threads"] = n_threads;
         const Limits before = Limits::measure(n_threads);
+        const Counts counts = read_counters(record);
+        const storage::ReadShape shape = bench::read_shape(counts);
+        bench::DeviceRate device(model, shape);
+        bench::Streamed streamed;
+        if (shape.n_threads > 0)
+            streamed.device_bytes_per_s.push_back(value_or_fail(device.measure()));
         // A prompt of one token is one step like those that follow.
         phases.push_back(measure("decode", record, client, 1, options.tokens));
+        if (shape.n_threads > 0)
+            streamed.device_bytes_per_s.push_back(value_or_fail(device.measure()));
         phases.push_back(measure("prefill", record, client, options.prompt, 1));
         for (const Phase& phase : phases) json["phases"].push_back(report(phase));
+        if (shape.n_threads > 0) {
+            streamed.spent = phases[0].spent;
+            streamed.wall_s = phases[0].wall_s;
+            streamed.n_tokens = phases[0].n_tokens;
+            streamed.peak_bytes = bench::peak_memory(record);
+            streamed.token_bytes = counts.at("trunk.trunk_streamed_token_bytes");
+            json["streaming"] = bench::report(streamed);
+        }
         report_shares(phases, cost, before, Limits::measure(n_threads), json);
         if (options.neighbour_pairs > 0)
             json["neighbour"] = report(measure_neighbour(client, options), options.tokens);
@@ -410,6 +433,9 @@ int main(int argc, char** argv) {
         ->check(CLI::ExistingDirectory);
     source->require_option(1);
     app.add_option("--expert-cache", options.expert_cache, "with --model")->capture_default_str();
+    app.add_option("--trunk-weights", options.trunk_weights,
+                   "memory for the trunk's weights, with --model; 0: all of them")
+        ->capture_default_str();
     app.add_option("--tokens", options.tokens, "to decode")
         ->check(CLI::PositiveNumber)
         ->capture_default_str();
