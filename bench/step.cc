@@ -403,6 +403,7 @@ int run(const Options& options, const fs::path& program) {
         for (const Phase& phase : phases) json["phases"].push_back(report(phase));
         if (shape.n_threads > 0) {
             streamed.spent = phases[0].spent;
+            streamed.shape = shape;
             streamed.wall_s = phases[0].wall_s;
             streamed.n_tokens = phases[0].n_tokens;
             streamed.peak_bytes = bench::peak_memory(record);

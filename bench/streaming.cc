@@ -5,6 +5,7 @@
 #include <fstream>
 #include <utility>
 
+#include "common/base/settings.h"
 #include "common/storage/direct_file.h"
 #include "common/storage/read_probe.h"
 
@@ -75,7 +76,8 @@ nlohmann::json report(const Streamed& streamed) {
     device /= static_cast<double>(streamed.device_bytes_per_s.size());
     const double rate = read / streamed.wall_s;
 
-    fmt::print("\nstreaming, {} tokens:\n", streamed.n_tokens);
+    fmt::print("\nstreaming, {} tokens, {} requests of {} at a time:\n", streamed.n_tokens,
+               streamed.shape.n_threads, format_bytes(streamed.shape.request_bytes));
     fmt::print("  weights read again for a token {:>24} bytes, the plan says {}: {}\n",
                used / streamed.n_tokens, streamed.token_bytes,
                used == streamed.n_tokens * streamed.token_bytes ? "equal" : "DIFFERENT");
@@ -96,6 +98,8 @@ nlohmann::json report(const Streamed& streamed) {
                static_cast<double>(streamed.peak_bytes) / 1e9);
     return {{"token_bytes", used / streamed.n_tokens},
             {"planned_token_bytes", streamed.token_bytes},
+            {"request_bytes", streamed.shape.request_bytes},
+            {"requests", streamed.shape.n_threads},
             {"device_bytes", read},
             {"read_bytes_per_s", rate},
             {"device_bytes_per_s", streamed.device_bytes_per_s},

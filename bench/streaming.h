@@ -40,6 +40,7 @@ std::uint64_t peak_memory(const launcher::RunRecord& record);
 /// One decode: what its counters say went by, in how many seconds, for how many tokens.
 struct Streamed {
     Counts spent;
+    storage::ReadShape shape;
     double wall_s = 0;
     std::uint64_t n_tokens = 0;
     std::vector<double> device_bytes_per_s;  // measured before and after
