@@ -13,6 +13,7 @@ namespace k3::model {
 
 namespace {
 
+constexpr std::uint64_t kGoodRingBytes = std::uint64_t{256} << 20;
 constexpr std::uint64_t kMostRingBytes = std::uint64_t{512} << 20;
 constexpr std::uint64_t kSmallMatrix = std::uint64_t{4} << 20;
 constexpr std::uint64_t kRowBlock = 48;  // rows that kernels like to take together
@@ -210,7 +211,8 @@ Result<WeightPlan> plan_weights(const ModelConfig& config, const WeightPlanOptio
     plan.embedding_bytes = plan.keeps_embedding ? embedding : rows;
     std::uint64_t room = budget - plan.vector_bytes - plan.embedding_bytes;
     if (room < all_pieces) {
-        const std::uint64_t wanted = storage::block_floor(std::min(budget / 8, kMostRingBytes));
+        const std::uint64_t wanted = storage::block_floor(
+            std::clamp(budget / 8, std::min(budget / 2, kGoodRingBytes), kMostRingBytes));
         plan.ring_bytes = std::min(std::max(wanted, ring_least), room);
         room -= plan.ring_bytes;
     }

@@ -9,9 +9,11 @@
 // Matrices are cut into pieces of consecutive rows (a product's rows do not depend on each other).
 // In memory, first to last:
 // - norms, taps and biases, widened, always: 0.1 % of the bytes, and most of the small reads;
-// - the ring, an eighth of the budget, at least two pieces and at most 512 MiB: it has to cover the
-//   moments in which a step does not use new pieces (attention, waiting for experts), and what is
-//   more than that saves reads only as kept pieces;
+// - the ring, an eighth of the budget, but at most 512 MiB and, out of half of the budget, at least
+//   256 MiB; two pieces in any case. It has to cover the moments in which a step does not use new
+//   pieces (attention, waiting for experts, other work on the box); with two pieces the device was
+//   idle a fifth of the time on a loaded machine. What is more than that saves reads only as kept
+//   pieces;
 // - pieces of small matrices, as each saves a request too;
 // - pieces of layers: every byte kept is a byte less to read for each token. They are spread evenly
 //   over the order of a step. A kept prefix of the same size would save as much, but while a step
