@@ -12,18 +12,13 @@
 #include <memory>
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "common/base/result.h"
-#include "services/experts/expert_store.h"
+#include "services/experts/expert_key.h"
+#include "services/experts/kept_experts.h"
 
 namespace k3::experts {
-
-/// One expert that a call uses, with its place in the router's order: the best one over the call's
-/// rows, 0 = highest score.
-struct ExpertUse {
-    std::uint32_t expert = 0;
-    std::uint32_t rank = 0;
-};
 
 class EvictionPolicy {
   public:
@@ -56,6 +51,13 @@ class EvictionPolicy {
 
     /// `key`, which is kept, could not be read: forget it.
     virtual void drop(ExpertKey key) noexcept = 0;
+
+    /// What is kept now, in any order.
+    virtual std::vector<KeptExpert> kept() const = 0;
+
+    /// Keeps an expert of an earlier kept(), as if its layer had just been visited, if there is
+    /// room. Given in order of value, most valuable first. Returns whether it is kept now.
+    virtual bool restore(const KeptExpert& expert) noexcept = 0;
 };
 
 /// "lru" or "rank-weighted". All memory is taken here.

@@ -125,6 +125,7 @@ std::size_t ExpertCache::at(ExpertKey key) const noexcept {
 void ExpertCache::visit(std::uint32_t layer, std::span<const ExpertUse> uses,
                         std::span<std::uint32_t> order) {
     K3_CHECK(order.size() == uses.size(), fmt::format("{} and {}", order.size(), uses.size()));
+    store_.visit(layer, uses);
     std::lock_guard lock(mutex_);
     give_up_last_visit();
     ++n_visits_;
@@ -363,6 +364,7 @@ void ExpertCache::release(std::uint32_t index) noexcept {
         --slots_[index].leases;
         free_if_unused(index);
         pump();
+        if (can_warm()) reads_wanted_.notify_one();
     }
     slots_changed_.notify_all();
 }
@@ -384,17 +386,58 @@ std::uint32_t ExpertCache::next_to_read() {
     return index;
 }
 
+/// Never while a call waits, and never into the slots that are set aside for passing experts.
+bool ExpertCache::can_warm() const noexcept {
+    return !to_warm_.empty() && !warming_ && read_queue_.empty() && waiting_.empty() &&
+           policy_->size() < sizes_.n_kept && free_.size() > sizes_.n_slots - sizes_.n_kept;
+}
+
+/// Takes what has been read since off the list. Returns whether there is one left.
+bool ExpertCache::next_to_warm(KeptExpert& expert) {
+    while (!to_warm_.empty()) {
+        expert = to_warm_.back();
+        to_warm_.pop_back();
+        if (find(expert.key) == kNone && !policy_->keeps(expert.key)) return true;
+    }
+    return false;
+}
+
+void ExpertCache::warm(std::vector<KeptExpert> experts) {
+    std::erase_if(experts, [&](const KeptExpert& expert) {
+        return expert.key.layer >= options_.n_layers || expert.key.expert >= options_.n_experts;
+    });
+    std::reverse(experts.begin(), experts.end());
+    {
+        std::lock_guard lock(mutex_);
+        to_warm_ = std::move(experts);
+    }
+    reads_wanted_.notify_one();
+}
+
+std::vector<KeptExpert> ExpertCache::kept() const {
+    std::lock_guard lock(mutex_);
+    return policy_->kept();
+}
+
 void ExpertCache::read_until_stopped() {
     std::unique_lock lock(mutex_);
     while (true) {
-        reads_wanted_.wait(lock, [&] { return stopping_ || !read_queue_.empty(); });
+        reads_wanted_.wait(lock, [&] { return stopping_ || !read_queue_.empty() || can_warm(); });
         if (stopping_) return;
+        KeptExpert old;
+        const bool warms = read_queue_.empty();
+        if (warms && !next_to_warm(old)) continue;
+        if (warms) start_read(old.key);
+        warming_ = warming_ || warms;
         const std::uint32_t index = next_to_read();
         slots_[index].state = State::reading;
         const ExpertKey key = slots_[index].key;
         lock.unlock();
         Result<std::span<const std::byte>> read = store_.read(key, memory_.slot(index));
         lock.lock();
+        // Before the slot could be freed for want of a use.
+        if (warms) warming_ = false;
+        if (warms && read.has_value() && policy_->restore(old)) ++counts_.warmed;
         finish_read(index, std::move(read));
         slots_changed_.notify_all();
     }

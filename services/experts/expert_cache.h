@@ -16,6 +16,9 @@
 //   A slot whose expert is none of these is free. Being evicted only ends "kept": a slot in use is
 //   never taken away.
 //
+// What a former run kept can be read again in the background (warm()): one expert at a time, only
+// while nothing else waits to be read, and only into room that nobody else has taken.
+//
 // Threads: one compute thread calls visit, acquire and prefetch; leases may end on any thread. The
 // reader threads started here only fill slots handed to them.
 
@@ -75,6 +78,7 @@ struct CacheCounts {
     std::uint64_t prefetch_late = 0;     // of these, still being read then
     std::uint64_t prefetch_unused = 0;   // of these, let go without a use
     std::uint64_t prefetch_dropped = 0;  // hints for which there was no slot
+    std::uint64_t warmed = 0;            // kept because a former run kept them
     std::uint64_t reads = 0;             // completed
     std::uint64_t failed_reads = 0;
     std::uint64_t read_wait_ns = 0;  // callers of acquire() waited
@@ -128,6 +132,13 @@ class ExpertCache {
     /// only counted, and a read that fails is forgotten (the acquire that follows reads again).
     void prefetch(std::uint32_t layer, std::span<const std::uint32_t> experts) noexcept;
 
+    /// Has these experts, most valuable first, read and kept as far as there is room. Returns at
+    /// once. A read that fails is forgotten.
+    void warm(std::vector<KeptExpert> experts);
+
+    /// What is kept now, with the policy's values, in any order. Any thread.
+    std::vector<KeptExpert> kept() const;
+
     /// Any thread.
     CacheCounts counts() const;
     Slots slots() const noexcept { return sizes_; }
@@ -169,6 +180,8 @@ class ExpertCache {
     Error take_error(std::uint32_t slot);
     Error too_late(ExpertKey key) const;
     std::uint32_t next_to_read();
+    bool can_warm() const noexcept;
+    bool next_to_warm(KeptExpert& expert);
     void finish_read(std::uint32_t slot, Result<std::span<const std::byte>> read);
 
     void read_until_stopped();
@@ -192,6 +205,8 @@ class ExpertCache {
     std::vector<std::uint32_t> wanted_;       // slots the current visit wants or wanted
     std::vector<ExpertKey> waiting_;          // wanted, and there was no slot yet
     std::vector<ExpertKey> missed_;           // scratch of visit()
+    std::vector<KeptExpert> to_warm_;         // the next one last
+    bool warming_ = false;                    // one of them is being read
     std::uint64_t n_visits_ = 0;
     CacheCounts counts_;
     std::vector<std::jthread> readers_;

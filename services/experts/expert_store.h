@@ -25,16 +25,11 @@
 #include "common/model/placement.h"
 #include "common/pack/expert_record.h"
 #include "common/storage/direct_file.h"
+#include "services/experts/expert_key.h"
 
 namespace k3::experts {
 
 using pack::ExpertRecord;
-
-struct ExpertKey {
-    std::uint32_t layer = 0;  // zero-based, of the whole model
-    std::uint32_t expert = 0;
-    bool operator==(const ExpertKey&) const = default;
-};
 
 /// Since the start. Bytes asked of the files are read_bytes + rounding_bytes.
 struct StoreCounts {
@@ -52,7 +47,7 @@ class ExpertStore {
 
     /// Bytes of the slot that read() wants: the blocks that a record touches wherever it begins.
     std::uint64_t slot_bytes() const noexcept {
-        return storage::block_ceiling(record_bytes() + storage::kBlockBytes - 1);
+        return storage::kBlockBytes + storage::block_ceiling(record_bytes());
     }
 
     /// Reads the expert's weights into `slot` (slot_bytes() long, beginning on a block) and returns
@@ -63,6 +58,10 @@ class ExpertStore {
     /// ends early), io, not_found (an expert that this store does not have). `slot` holds anything
     /// then.
     virtual Result<std::span<const std::byte>> read(ExpertKey key, std::span<std::byte> slot) = 0;
+
+    /// A call uses these experts of `layer`, each once, in order of rank, wherever their bytes come
+    /// from: for stores that choose what they keep. One thread.
+    virtual void visit(std::uint32_t /*layer*/, std::span<const ExpertUse> /*uses*/) noexcept {}
 
     /// Any thread.
     virtual StoreCounts counts() const noexcept = 0;

@@ -17,11 +17,11 @@ void LruPolicy::unlink(std::uint32_t index) noexcept {
     --size_;
 }
 
-void LruPolicy::link_first(std::uint32_t index) noexcept {
-    const std::uint32_t second = links_[head_].next;
-    links_[index] = {head_, second, true};
-    links_[second].previous = index;
-    links_[head_].next = index;
+void LruPolicy::link_after(std::uint32_t previous, std::uint32_t index) noexcept {
+    const std::uint32_t next = links_[previous].next;
+    links_[index] = {previous, next, true};
+    links_[next].previous = index;
+    links_[previous].next = index;
     ++size_;
 }
 
@@ -40,7 +40,7 @@ EvictionPolicy::Admission LruPolicy::admit(ExpertKey key) noexcept {
     if (size_ == shape_.capacity) {
         const std::uint32_t oldest = links_[head_].previous;
         admission.evicts = true;
-        admission.evicted = {oldest / shape_.n_experts, oldest % shape_.n_experts};
+        admission.evicted = key_at(oldest);
         unlink(oldest);
     }
     link_first(at(key));
@@ -48,5 +48,21 @@ EvictionPolicy::Admission LruPolicy::admit(ExpertKey key) noexcept {
 }
 
 void LruPolicy::drop(ExpertKey key) noexcept { unlink(at(key)); }
+
+std::vector<KeptExpert> LruPolicy::kept() const {
+    std::vector<KeptExpert> out;
+    out.reserve(size_);
+    for (std::uint32_t index = links_[head_].previous; index != head_;
+         index = links_[index].previous)
+        out.push_back({key_at(index), static_cast<double>(out.size() + 1)});
+    return out;
+}
+
+bool LruPolicy::restore(const KeptExpert& expert) noexcept {
+    if (keeps(expert.key)) return true;
+    if (size_ >= shape_.capacity) return false;
+    link_after(links_[head_].previous, at(expert.key));  // older than everything that is kept
+    return true;
+}
 
 }  // namespace k3::experts

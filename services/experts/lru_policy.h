@@ -21,6 +21,9 @@ class LruPolicy final : public EvictionPolicy {
     void visit(std::uint32_t layer, std::span<const ExpertUse> uses) noexcept override;
     Admission admit(ExpertKey key) noexcept override;
     void drop(ExpertKey key) noexcept override;
+    /// Values count from 1 for what would go first.
+    std::vector<KeptExpert> kept() const override;
+    bool restore(const KeptExpert& expert) noexcept override;
 
   private:
     /// A doubly linked list through an array, most recent first; the last entry is its head.
@@ -33,7 +36,11 @@ class LruPolicy final : public EvictionPolicy {
         return key.layer * shape_.n_experts + key.expert;
     }
     void unlink(std::uint32_t index) noexcept;
-    void link_first(std::uint32_t index) noexcept;
+    void link_first(std::uint32_t index) noexcept { link_after(head_, index); }
+    void link_after(std::uint32_t previous, std::uint32_t index) noexcept;
+    ExpertKey key_at(std::uint32_t index) const noexcept {
+        return {index / shape_.n_experts, index % shape_.n_experts};
+    }
 
     Shape shape_;
     std::vector<Link> links_;

@@ -47,6 +47,17 @@ k3::Result<k3::Settings::Action> read_settings(int argc, const char* const* argv
     settings.add_integer("read_threads", &n_readers, 1, 64, "expert reads going on at a time");
     settings.add_choice("direct", &out.direct, {"auto", "off"},
                         "auto: experts are read past the page cache where that is possible");
+    settings.add_text(
+        "disk_cache", &out.experts.disk_cache,
+        "directory on a local disk that keeps experts of a slow checkpoint directory");
+    settings.add_bytes("disk_cache_bytes", &out.experts.disk_cache_bytes,
+                       "what the disk cache may take there");
+    settings.add_text("warm_file", &out.experts.warm_file,
+                      "file that carries what memory holds over a restart; \"warm\" in the disk "
+                      "cache unless given");
+    settings.add_text("trace", &out.experts.trace,
+                      "CSV file to record which experts the calls use, for bench cache");
+    settings.add_bytes("trace_bytes", &out.experts.trace_bytes, "the recording ends there");
     settings.add_integer("read_wait_ms", &out.experts.read_wait_ms, 1, 3'600'000,
                          "how long one call may wait for its experts to be read");
     settings.add_integer("max_call_rows", &max_call_rows, 1, 65536,

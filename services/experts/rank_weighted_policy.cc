@@ -11,8 +11,10 @@ constexpr double kPerRank = 0.031;
 constexpr std::uint32_t kLastRank = 20;  // 0.65 - 0.031 * 21 would be negative
 constexpr double kDecay = 0.4;
 
-/// Spreads the experts of one layer, and those of one number, over the order of eviction.
-constexpr std::size_t kScatter = 997;
+/// Spread the experts of one layer, and those of one number, over the order of eviction. The same
+/// whatever the model's size, so that a trace replays without it.
+constexpr std::uint32_t kScatter = 997;
+constexpr std::uint32_t kScatterLayers = 896;
 
 }  // namespace
 
@@ -35,7 +37,7 @@ double RankWeightedPolicy::value(ExpertKey key) const noexcept {
 }
 
 RankWeightedPolicy::Rank RankWeightedPolicy::rank_of(ExpertKey key) const noexcept {
-    return {value(key), static_cast<std::uint32_t>(at(key) % kScatter)};
+    return {value(key), (key.layer * kScatterLayers + key.expert) % kScatter};
 }
 
 void RankWeightedPolicy::visit(std::uint32_t layer, std::span<const ExpertUse> uses) noexcept {
@@ -101,6 +103,27 @@ void RankWeightedPolicy::drop(ExpertKey key) noexcept {
     entries_[at(key)].place = kNotKept;
     layer.changed = true;
     --size_;
+}
+
+std::vector<KeptExpert> RankWeightedPolicy::kept() const {
+    std::vector<KeptExpert> out;
+    out.reserve(size_);
+    for (std::uint32_t layer = 0; layer < shape_.n_layers; ++layer)
+        for (std::uint32_t i = 0; i < layers_[layer].n_kept; ++i) {
+            const ExpertKey key{layer, kept_[at({layer, i})]};
+            out.push_back({key, value(key)});
+        }
+    return out;
+}
+
+bool RankWeightedPolicy::restore(const KeptExpert& expert) noexcept {
+    if (keeps(expert.key)) return true;
+    if (size_ >= shape_.capacity) return false;
+    Entry& entry = entries_[at(expert.key)];
+    entry.value = std::max(value(expert.key), expert.value);
+    entry.visit = layers_[expert.key.layer].n_visits;
+    keep(expert.key);
+    return true;
 }
 
 }  // namespace k3::experts

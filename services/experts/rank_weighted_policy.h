@@ -51,6 +51,8 @@ class RankWeightedPolicy final : public EvictionPolicy {
     void visit(std::uint32_t layer, std::span<const ExpertUse> uses) noexcept override;
     Admission admit(ExpertKey key) noexcept override;
     void drop(ExpertKey key) noexcept override;
+    std::vector<KeptExpert> kept() const override;
+    bool restore(const KeptExpert& expert) noexcept override;
 
     /// The expert's value now.
     double value(ExpertKey key) const noexcept;

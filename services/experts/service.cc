@@ -21,20 +21,21 @@ constexpr std::uint32_t kMostTerms = 31;
 constexpr std::size_t kMaxSlotBytes = std::size_t{2} << 20U;
 constexpr std::uint32_t kReplySlots = 8;
 
-/// What --cache-bytes 0 stands for, and whether an explicit budget can be had.
+/// What --cache-bytes 0 stands for, and whether an explicit budget can be had. Of the latter,
+/// `set_aside` bytes are for other things than slots.
 Result<std::uint64_t> cache_budget(const Service::Options& options, std::uint64_t n_held,
-                                   std::uint64_t slot_bytes) {
+                                   std::uint64_t slot_bytes, std::uint64_t set_aside) {
     const std::uint64_t all = n_held * slot_bytes;
     ASSIGN_OR_RETURN(AvailableMemory available, available_memory());
     if (options.cache_bytes == 0) return std::min(all, available.bytes / 4);
-    const std::uint64_t needed = std::min(all, options.cache_bytes);
+    const std::uint64_t needed = std::min(all + set_aside, options.cache_bytes);
     if (needed > available.bytes)
         return Error{
             ErrorCode::resource_exhausted,
             fmt::format("a cache of {} does not fit the {} that are free according to {}",
                         format_bytes(needed), format_bytes(available.bytes), available.limited_by),
             "give a smaller --cache-bytes, or 0 for a quarter of the free memory"};
-    return options.cache_bytes;
+    return options.cache_bytes - std::min(options.cache_bytes, set_aside);
 }
 
 /// Whether a failed call is a matter for whoever runs this server; a caller's mistake is told to
@@ -84,28 +85,69 @@ Result<std::unique_ptr<Service>> Service::create(const Options& options,
     std::unique_ptr<Service> service(new Service(options, model, std::move(held)));
     using Mode = storage::DirectFile::Mode;
     ASSIGN_OR_RETURN(
-        service->store_,
+        service->origin_,
         CheckpointStore::create(model, service->held_,
                                 options.direct ? Mode::direct_if_possible : Mode::buffered));
-    if (const std::string& why = service->store_->why_buffered(); !why.empty())
+    if (const std::string& why = service->origin_->why_buffered(); !why.empty())
         log::info("experts are read through the page cache: " + why);
+    RETURN_IF_ERROR(service->open_disk_cache());
     RETURN_IF_ERROR(service->build());
     service->make_arena();
     return service;
 }
 
+Status Service::open_disk_cache() {
+    if (options_.disk_cache.empty()) return Status::ok();
+    DiskCacheStore::Options disk;
+    disk.directory = options_.disk_cache;
+    disk.budget_bytes = options_.disk_cache_bytes;
+    disk.fingerprint = fingerprint_;
+    disk.n_layers = config_.n_layers;
+    disk.n_experts = config_.moe.n_experts;
+    disk.policy = options_.policy;
+    auto opened = DiskCacheStore::create(disk, *origin_);
+    if (opened.has_value())
+        disk_cache_ = std::move(opened).value();
+    else if (opened.error().code == ErrorCode::io)
+        log::warn("serving without the disk cache: " + opened.error().sentence());
+    else
+        return std::move(opened).error();
+    return Status::ok();
+}
+
+ExpertStore& Service::store() noexcept {
+    if (disk_cache_) return *disk_cache_;
+    return *origin_;
+}
+
 Status Service::build() {
     const model::MoeConfig& moe = config_.moe;
+    const std::uint64_t set_aside =
+        disk_cache_ ? DiskCacheStore::buffer_bytes(origin_->record_bytes()) : 0;
     ExpertCache::Options cache;
     ASSIGN_OR_RETURN(cache.budget_bytes,
-                     cache_budget(options_, held_.count(), store_->slot_bytes()));
+                     cache_budget(options_, held_.count(), origin_->slot_bytes(), set_aside));
     cache.n_layers = config_.n_layers;
     cache.n_experts = moe.n_experts;
     cache.n_held = held_.count();
     cache.top_k = moe.top_k;
     cache.n_readers = options_.n_readers;
     cache.policy = options_.policy;
-    ASSIGN_OR_RETURN(cache_, ExpertCache::create(cache, *store_));
+    auto made = ExpertCache::create(cache, store());
+    if (!made.has_value() && set_aside > 0)
+        return std::move(made).error().with_context(
+            fmt::format("besides {} bytes for what is written to the disk cache", set_aside));
+    ASSIGN_OR_RETURN(cache_, std::move(made));
+    if (!options_.trace.empty()) {
+        ASSIGN_OR_RETURN(TraceRecorder trace,
+                         TraceRecorder::create({options_.trace, options_.trace_bytes, moe.top_k}));
+        trace_.emplace(std::move(trace));
+    }
+    std::filesystem::path warm = options_.warm_file;
+    if (warm.empty() && disk_cache_) warm = std::filesystem::path(options_.disk_cache) / "warm";
+    if (!warm.empty())
+        warm_file_ = std::make_unique<WarmFile>(
+            WarmFile::Options{warm, fingerprint_, options_.policy}, *cache_);
     executor_ = std::make_unique<Executor>(config_, kernels::kernels(), *cache_);
     groups_ = std::make_unique<PickGroups>(
         PickGroups::Limits{moe.n_experts, moe.top_k, options_.max_call_rows}, held_, options_.name);
@@ -192,6 +234,7 @@ Status Service::answer(const msg::ExpertCall& call, transport::Request& request)
     const std::span<const float> rows = transport::view_as<float>(bytes);
     const std::uint64_t n_rows = call.rows.shape[0];
     RETURN_IF_ERROR(groups_->group(call.layer, n_rows, call.picks));
+    if (trace_) trace_->visit(call.layer, groups_->uses());
     rows_ += n_rows;
     picks_ += call.picks.size();
 
@@ -226,16 +269,18 @@ std::vector<msg::Counter> Service::statistics() const {
     std::vector<msg::Counter> all = counters_.snapshot();
     const CacheCounts cache = cache_->counts();
     const ExpertCache::Slots slots = cache_->slots();
-    const StoreCounts store = store_->counts();
+    const StoreCounts store = disk_cache_ ? disk_cache_->counts() : origin_->counts();
+    const DiskCacheCounts disk = disk_cache_ ? disk_cache_->disk_counts() : DiskCacheCounts{};
     const std::pair<const char*, std::uint64_t> more[] = {
         {"experts_held", held_.count()},
         {"expert_cache_slots", slots.n_slots},
         {"expert_cache_kept_slots", slots.n_kept},
-        {"expert_cache_bytes", slots.n_slots * store_->slot_bytes()},
+        {"expert_cache_bytes", slots.n_slots * origin_->slot_bytes()},
         {"expert_cache_hits", cache.hits},
         {"expert_cache_misses", cache.misses},
         {"expert_cache_refused_admissions", cache.refused_admissions},
         {"expert_cache_evictions", cache.evictions},
+        {"expert_cache_warmed", cache.warmed},
         {"prefetch_reads", cache.prefetch_reads},
         {"prefetch_useful", cache.prefetch_useful},
         {"prefetch_late", cache.prefetch_late},
@@ -246,6 +291,16 @@ std::vector<msg::Counter> Service::statistics() const {
         {"expert_read_bytes", store.read_bytes},
         {"expert_read_rounding_bytes", store.rounding_bytes},
         {"expert_read_runs", store.runs},
+        {"disk_cache_entries", disk.entries},
+        {"disk_cache_capacity", disk.capacity},
+        {"disk_cache_hits", disk.hits},
+        {"disk_cache_misses", disk.misses},
+        {"disk_cache_damaged", disk.damaged},
+        {"disk_cache_writes", disk.writes},
+        {"disk_cache_writes_failed", disk.failed_writes},
+        {"disk_cache_unwritten", disk.unwritten},
+        {"disk_cache_refused_admissions", disk.refused},
+        {"disk_cache_evictions", disk.evictions},
     };
     for (const auto& [name, value] : more) all.push_back({name, value});
     return all;

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,10 +14,13 @@
 #include "common/telemetry/counters.h"
 #include "common/transport/arena.h"
 #include "common/transport/server.h"
+#include "services/experts/disk_cache_store.h"
 #include "services/experts/executor.h"
 #include "services/experts/expert_cache.h"
 #include "services/experts/expert_store.h"
 #include "services/experts/pick_groups.h"
+#include "services/experts/trace_recorder.h"
+#include "services/experts/warm_file.h"
 
 namespace k3::experts {
 
@@ -30,14 +34,22 @@ class Service {
         std::uint32_t max_call_rows = 256;
         std::uint32_t n_readers = 4;
         bool direct = true;                  // read past the page cache where that is possible
+        std::string disk_cache;              // directory; empty: none
+        std::uint64_t disk_cache_bytes = 0;  // on the disk
+        std::string warm_file;  // empty: "warm" in the disk cache's directory, if there is one
+        std::string trace;      // file to record routing in; empty: none
+        std::uint64_t trace_bytes = std::uint64_t{1} << 30U;
         std::int64_t read_wait_ms = 30'000;  // of one call, for all its experts
         bool use_shm = true;
         std::uint64_t run_id = 0;
     };
 
-    /// Looks up the share's tensors and takes the memory; reads no weights.
-    /// Errors: invalid_argument (share, or one without experts), those of CheckpointStore::create
-    /// and ExpertCache::create, resource_exhausted (a cache larger than the free memory).
+    /// Looks up the share's tensors and takes the memory; reads no weights, but those that a former
+    /// run kept in the background. A disk cache that the system refuses (full, read-only) is told
+    /// and done without.
+    /// Errors: invalid_argument (share, or one without experts), those of CheckpointStore::create,
+    /// DiskCacheStore::create, TraceRecorder::create and ExpertCache::create, resource_exhausted (a
+    /// cache larger than the free memory).
     static Result<std::unique_ptr<Service>> create(const Options& options,
                                                    const model::Model& model);
 
@@ -53,7 +65,9 @@ class Service {
 
   private:
     Service(const Options& options, const model::Model& model, model::Placement held);
+    Status open_disk_cache();
     Status build();
+    ExpertStore& store() noexcept;
     void make_arena();
 
     Status check_layer(std::uint32_t layer) const;
@@ -66,8 +80,11 @@ class Service {
     const std::string fingerprint_;
     const std::shared_ptr<const storage::Checkpoint> checkpoint_;
     const model::Placement held_;
-    std::unique_ptr<CheckpointStore> store_;
+    std::unique_ptr<CheckpointStore> origin_;
+    std::unique_ptr<DiskCacheStore> disk_cache_;  // null: none
     std::unique_ptr<ExpertCache> cache_;
+    std::unique_ptr<WarmFile> warm_file_;  // null: none
+    std::optional<TraceRecorder> trace_;
     std::unique_ptr<Executor> executor_;
     std::unique_ptr<PickGroups> groups_;
     std::unique_ptr<transport::Arena> arena_;  // null: replies are inline

@@ -17,16 +17,38 @@ namespace k3::experts {
 
 namespace {
 
-/// Takes the next cell of a line; nothing if it is no number.
-std::optional<std::uint32_t> take_number(std::string_view& line) {
+std::optional<std::uint32_t> take_digits(std::string_view& line) {
     std::uint32_t value = 0;
     const auto [end, error] = std::from_chars(line.data(), line.data() + line.size(), value);
     if (error != std::errc()) return std::nullopt;
     line.remove_prefix(static_cast<std::size_t>(end - line.data()));
-    if (line.empty()) return value;
-    if (line.front() != ',' && line.front() != '\r') return std::nullopt;
-    line.remove_prefix(1);
     return value;
+}
+
+/// Takes the end of a cell; false if there is more in it.
+bool take_separator(std::string_view& line) {
+    if (line.empty()) return true;
+    if (line.front() != ',' && line.front() != '\r') return false;
+    line.remove_prefix(1);
+    return true;
+}
+
+/// Takes the next cell of a line; nothing if it is no number.
+std::optional<std::uint32_t> take_number(std::string_view& line) {
+    const std::optional<std::uint32_t> value = take_digits(line);
+    return value && take_separator(line) ? value : std::nullopt;
+}
+
+/// "12", whose rank is its place in the line, or "12:3".
+std::optional<ExpertUse> take_use(std::string_view& line, std::size_t place) {
+    const std::optional<std::uint32_t> expert = take_digits(line);
+    std::optional<std::uint32_t> rank = static_cast<std::uint32_t>(place);
+    if (line.starts_with(':')) {
+        line.remove_prefix(1);
+        rank = take_digits(line);
+    }
+    if (!expert || !rank || !take_separator(line)) return std::nullopt;
+    return ExpertUse{*expert, *rank};
 }
 
 std::optional<RoutingTrace::Visit> parse_visit(std::string_view line) {
@@ -35,9 +57,9 @@ std::optional<RoutingTrace::Visit> parse_visit(std::string_view line) {
     if (!position || !layer) return std::nullopt;
     RoutingTrace::Visit visit{*position, *layer, {}};
     while (!line.empty()) {
-        const std::optional<std::uint32_t> expert = take_number(line);
-        if (!expert) return std::nullopt;
-        visit.uses.push_back({*expert, static_cast<std::uint32_t>(visit.uses.size())});
+        const std::optional<ExpertUse> use = take_use(line, visit.uses.size());
+        if (!use) return std::nullopt;
+        visit.uses.push_back(*use);
     }
     return visit;
 }

@@ -26,7 +26,7 @@ struct RoutingTrace {
 };
 
 /// A CSV file with a line of names, then position, layer and the experts in order of rank, any
-/// number of them.
+/// number of them. `12:3` is expert 12 with rank 3; without one the rank is the place, from 0.
 /// Errors: not_found, io, corrupt (naming file and line).
 Result<RoutingTrace> read_trace(const std::filesystem::path& path);
 

@@ -348,3 +348,63 @@ TEST_CASE("never stale and never stuck, whatever threads do at the same time") {
         CHECK(n_failed > 0);
     }
 }
+
+TEST_CASE("what a former run kept is read in the background, one at a time") {
+    std::vector<KeptExpert> kept;
+    {
+        Cache former(options(20));
+        for (std::uint32_t layer = 1; layer < 5; ++layer) former.call(layer, {1, 2, 3});
+        kept = former->kept();
+        REQUIRE(kept.size() == 12);
+    }
+    kept.push_back({{kLayers, 0}, 1});  // of a larger model
+    sort_by_value(kept);
+    Cache cache(options(20));
+    cache->warm(kept);
+    while (cache->counts().warmed < 12) std::this_thread::yield();
+    CHECK(cache.store.most_at_once() == 1);
+    for (std::uint32_t layer = 1; layer < 5; ++layer) cache.call(layer, {1, 2, 3});
+    CHECK(cache->counts().hits == 12);
+    CHECK(cache->counts().misses == 0);
+    CHECK(cache->counts().reads == 12);
+}
+
+TEST_CASE("warming takes what there is room for, best first, and nothing from calls") {
+    Cache cache(options(8));
+    const std::size_t n_kept = cache->slots().n_kept;
+    REQUIRE(n_kept == 4);
+    std::vector<KeptExpert> old;
+    for (std::uint32_t expert = 0; expert < 10; ++expert)
+        old.push_back({{1, expert}, 1 - 0.1 * expert});
+    cache.store.close();
+    cache->warm(old);
+    cache.store.wait_for_reads(1);
+    // A call does not wait for the list: its reads begin while the first of the list goes on, and
+    // one that both want is read once.
+    cache.visit(1, {{0, 0}, {12, 1}, {13, 2}});
+    cache.store.wait_for_reads(3);
+    CHECK(cache.store.most_at_once() == 3);
+    cache.store.open();
+    for (const std::uint32_t expert : {0U, 12U, 13U}) {
+        const auto lease = cache->acquire({1, expert}, Cache::soon());
+        REQUIRE(lease.has_value());
+        CHECK(FakeStore::holds(lease->bytes(), {1, expert}));
+    }
+    while (cache->kept().size() < n_kept) std::this_thread::yield();
+    CHECK(cache.store.reads({1, 0}) == 1);
+    CHECK(cache.store.reads({1, 1}) == 1);
+    CHECK(cache.store.reads({1, 9}) == 0);
+    CHECK(cache->counts().warmed <= 2);
+    cache.call(2, {1, 2, 3, 4, 5, 6});
+}
+
+TEST_CASE("an expert of the list that cannot be read is forgotten") {
+    Cache cache(options(20));
+    cache.store.fail({1, 0}, broken());
+    cache->warm({{{1, 0}, 1}, {{1, 1}, 0.5}});
+    while (cache->counts().warmed < 1) std::this_thread::yield();
+    CHECK(cache->counts().failed_reads == 1);
+    cache.store.heal({1, 0});
+    cache.call(1, {0, 1});
+    CHECK(cache->counts().hits == 1);
+}

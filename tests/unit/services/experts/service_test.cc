@@ -15,6 +15,7 @@
 
 #include "common/transport/channel.h"
 #include "common/transport/tensor_io.h"
+#include "services/experts/trace_replay.h"
 #include "tests/support/checkpoint_copy.h"
 #include "tests/support/golden.h"
 #include "tests/support/message_fuzzer.h"
@@ -407,4 +408,98 @@ TEST_CASE("no more is taken than the share needs, and the default is the share")
     CHECK(slots(with(0, "0/2")).n_slots == 144);
     CHECK(slots(with(0, "layers 3 experts 4")).n_slots == 1);
     CHECK(slots(with(2)).n_kept == 0);
+}
+
+TEST_CASE("tiers and recordings change no bit, and what was kept is there after a restart") {
+    test::TempDir dir;
+    const auto rows = some_rows(6);
+    const auto picks = some_picks(6);
+    const auto layers = {1U, 5U, 9U, 12U};
+    std::vector<std::vector<std::int64_t>> expected;
+    {
+        Running plain(with(288));
+        for (const std::uint32_t layer : layers)
+            expected.push_back(*plain.call(layer, rows, picks));
+    }
+    Service::Options options = with(290);  // two of them are the disk cache's buffers
+    options.disk_cache = (dir.path() / "cache").string();
+    options.disk_cache_bytes = std::uint64_t{16} << 20U;
+    options.trace = (dir.path() / "trace.csv").string();
+    for (int run = 0; run < 3; ++run) {
+        CAPTURE(run);
+        if (run == 2) {  // the list of what was in memory is lost
+            const auto warm = dir.path() / "cache" / "warm";
+            REQUIRE(std::filesystem::file_size(warm) > 100);
+            std::filesystem::resize_file(warm, 100);
+        }
+        Running server(options);
+        if (run == 1)
+            while (server.counter("expert_cache_warmed") < 24 * 4) std::this_thread::yield();
+        std::size_t i = 0;
+        for (const std::uint32_t layer : layers)
+            CHECK(*server.call(layer, rows, picks) == expected[i++]);
+        CHECK(server.counter("expert_cache_hits") == (run == 1 ? 24 * 4 : 0));
+        CHECK(server.counter("disk_cache_damaged") == 0);
+        if (run == 0) CHECK(server.counter("disk_cache_misses") == 24 * 4);
+        // Records that found no free buffer are not on the disk; the others come from there.
+        if (run == 1) CHECK(server.counter("disk_cache_hits") > 0);
+    }
+    options.disk_cache_bytes = 1000;
+    auto refused = Service::create(options, tiny());
+    REQUIRE(!refused.has_value());
+    CHECK(refused.error().code == ErrorCode::invalid_argument);
+    CHECK(test::contains(refused.error().sentence(), "--disk-cache-bytes"));
+    // Where no cache can be made the server does without.
+    test::write_file(dir.path() / "file", "");
+    options.disk_cache = (dir.path() / "file" / "cache").string();
+    options.disk_cache_bytes = std::uint64_t{16} << 20U;
+    Running without(options);
+    CHECK(*without.call(5, rows, picks) == expected[1]);
+    CHECK(without.counter("disk_cache_capacity") == 0);
+}
+
+TEST_CASE("a recorded trace replays to the hits that the server counted") {
+    test::TempDir dir;
+    for (const char* policy : {"rank-weighted", "lru"}) {
+        for (const char* share : {"all", "1/3"}) {
+            CAPTURE(policy);
+            CAPTURE(share);
+            Service::Options options = with(40, share);
+            options.policy = policy;
+            options.trace = (dir.path() / "trace.csv").string();
+            std::uint64_t counted[3] = {};
+            std::size_t capacity = 0;
+            {
+                Running server(options);
+                const model::Placement held = model::parse_share(share, tiny().config).value();
+                for (std::uint32_t pass = 0; pass < 12; ++pass) {
+                    const std::uint32_t n_rows = pass % 4 == 0 ? 5 : 1;
+                    for (std::uint32_t layer = 1; layer < tiny().config.n_layers; ++layer) {
+                        std::vector<msg::Pick> picks;
+                        for (msg::Pick pick : some_picks(n_rows)) {
+                            pick.expert = (pick.expert + pass / 2 * 5 + layer) % 24;
+                            if (held.holds(layer, pick.expert)) picks.push_back(pick);
+                        }
+                        if (picks.empty()) continue;
+                        REQUIRE(server.call(layer, some_rows(n_rows, pass), picks).has_value());
+                    }
+                }
+                counted[0] = server.counter("expert_cache_hits");
+                counted[1] = server.counter("expert_cache_refused_admissions");
+                counted[2] = server.counter("expert_cache_evictions");
+                capacity = server.counter("expert_cache_kept_slots");
+            }
+            const auto trace = read_trace(options.trace);
+            REQUIRE_MESSAGE(trace.has_value(), (trace.has_value() ? "" : trace.error().sentence()));
+            auto replayed = make_policy(policy, trace->shape(capacity));
+            REQUIRE(replayed.has_value());
+            const ReplayCounts counts = replay(*trace, **replayed);
+            CHECK(counts.hits == counted[0]);
+            CHECK(counts.refused == counted[1]);
+            CHECK(counts.evictions == counted[2]);
+            // 40 experts are less than a pass uses, which is where LRU keeps nothing.
+            CHECK((counted[0] > 0 || policy == std::string("lru")));
+            CHECK(counted[2] > 0);
+        }
+    }
 }
