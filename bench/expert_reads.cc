@@ -1,6 +1,6 @@
 // expert_reads: how fast experts come from a checkpoint, and what that costs the CPU.
 //
-//     build/bench/expert_reads --model DIR
+//     build/bench/expert_reads --model DIR [--disk-cache DIR]
 //
 // Every expert is read once, in the order of the layers, by several threads as in an expert server:
 // past the page cache, past it and then copied to the beginning of a slot, and through the page
@@ -26,6 +26,7 @@
 #include "common/kernels/kernel_table.h"
 #include "common/kernels/parallel.h"
 #include "common/model/load.h"
+#include "services/experts/disk_cache_store.h"
 #include "services/experts/expert_store.h"
 #include "services/experts/slot_memory.h"
 
@@ -38,6 +39,7 @@ struct BenchSettings {
     std::string model;
     std::int64_t read_threads = 4;
     std::int64_t experts = 128;
+    std::string disk_cache;
 };
 
 Result<Settings::Action> read_settings(int argc, const char* const* argv, BenchSettings& out) {
@@ -45,6 +47,8 @@ Result<Settings::Action> read_settings(int argc, const char* const* argv, BenchS
     settings.add_text("model", &out.model, "directory of the checkpoint", true);
     settings.add_integer("read_threads", &out.read_threads, 1, 64, "reads going on at a time");
     settings.add_integer("experts", &out.experts, 1, 100'000, "so many of them, at most");
+    settings.add_text("disk_cache", &out.disk_cache,
+                      "directory to fill with them, and to read them from, checksums compared");
     return settings.parse(argc, argv);
 }
 
@@ -136,6 +140,35 @@ Status compute_all(experts::ExpertStore& store, const experts::ExpertRecord& lay
     return Status::ok();
 }
 
+/// Fills a disk cache, one expert at a time so that each is written, and reads it.
+Status read_disk_cache(const BenchSettings& settings, const model::Model& model,
+                       experts::ExpertStore& origin, const std::vector<experts::ExpertKey>& keys,
+                       std::size_t n_threads) {
+    experts::DiskCacheStore::Options options;
+    options.directory = settings.disk_cache;
+    options.fingerprint = model.fingerprint;
+    options.n_layers = model.config.n_layers;
+    options.n_experts = model.config.moe.n_experts;
+    options.budget_bytes =
+        experts::DiskCacheFiles::kFixedBytes +
+        keys.size() * (experts::DiskCacheFiles::entry_bytes(origin.record_bytes()) +
+                       experts::DiskCacheFiles::kEntryOverheadBytes);
+    ASSIGN_OR_RETURN(auto store, experts::DiskCacheStore::create(options, origin));
+    ASSIGN_OR_RETURN(const experts::SlotMemory memory,
+                     experts::SlotMemory::map(1, store->slot_bytes()));
+    const double start = bench::now();
+    const double cpu_start = cpu_seconds();
+    for (const experts::ExpertKey key : keys) {
+        RETURN_IF_ERROR(store->read(key, memory.slot(0)));
+        store->wait_until_written();
+    }
+    fmt::print("# filling the disk cache: {} writes, {:.2f} s, {:.2f} CPU s\n",
+               store->disk_counts().writes, bench::now() - start, cpu_seconds() - cpu_start);
+    for (int round = 0; round < 2; ++round)
+        RETURN_IF_ERROR(read_all(*store, keys, n_threads, false, "disk cache"));
+    return Status::ok();
+}
+
 Status run(const BenchSettings& settings) {
     ASSIGN_OR_RETURN(const model::Model model, model::open_model(settings.model));
     ASSIGN_OR_RETURN(const model::Placement held, model::parse_share("all", model.config));
@@ -159,6 +192,8 @@ Status run(const BenchSettings& settings) {
         RETURN_IF_ERROR(read_all(*direct, keys, n_threads, true, "direct and copied"));
         RETURN_IF_ERROR(read_all(*buffered, keys, n_threads, false, "buffered"));
     }
+    if (!settings.disk_cache.empty())
+        RETURN_IF_ERROR(read_disk_cache(settings, model, *direct, keys, n_threads));
     return compute_all(*direct, direct->record(), keys);
 }
 
