@@ -150,9 +150,7 @@ Status read_disk_cache(const BenchSettings& settings, const model::Model& model,
     options.n_layers = model.config.n_layers;
     options.n_experts = model.config.moe.n_experts;
     options.budget_bytes =
-        experts::DiskCacheFiles::kFixedBytes +
-        keys.size() * (experts::DiskCacheFiles::entry_bytes(origin.record_bytes()) +
-                       experts::DiskCacheFiles::kEntryOverheadBytes);
+        experts::DiskCacheStore::disk_bytes(options, origin.record_bytes(), keys.size());
     ASSIGN_OR_RETURN(auto store, experts::DiskCacheStore::create(options, origin));
     ASSIGN_OR_RETURN(const experts::SlotMemory memory,
                      experts::SlotMemory::map(1, store->slot_bytes()));

@@ -37,6 +37,25 @@ std::vector<std::string> pipeline_keys() {
             "restart_window_s"};
 }
 
+/// Files that a service writes: two servers would take them from each other.
+Status check_own_files(const fs::path& file, const std::vector<StageSpec>& stages) {
+    for (const char* key : {"disk_cache", "trace", "warm_file"}) {
+        std::set<std::string> seen;
+        for (const StageSpec& stage : stages) {
+            const ServiceSetting* setting = stage.find(key);
+            if (setting == nullptr || setting->values.empty() ||
+                seen.insert(setting->values.front()).second)
+                continue;
+            return Error{
+                ErrorCode::invalid_argument,
+                fmt::format("{}:{}: '{}' is not the only server with {} = '{}'", file.string(),
+                            stage.line, stage.name, key, setting->values.front()),
+                "write [[experts]] for each server, and give each its own"};
+        }
+    }
+    return Status::ok();
+}
+
 /// Names and default shares, once all stages of a kind are known.
 Status complete_kind(const fs::path& file, ServiceKind kind, std::vector<StageSpec>* stages) {
     std::size_t with_share = 0;
@@ -59,7 +78,7 @@ Status complete_kind(const fs::path& file, ServiceKind kind, std::vector<StageSp
         stage.settings.push_back(
             {"share", {n == 1 ? std::string("all") : fmt::format("{}/{}", i, n)}});
     }
-    return Status::ok();
+    return check_own_files(file, *stages);
 }
 
 Result<std::vector<StageSpec>> read_kind(const fs::path& file, const toml::table& root,

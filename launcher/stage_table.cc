@@ -22,6 +22,9 @@ namespace {
 constexpr std::array<std::string_view, 6> kReservedSettings = {
     "run_id", "lifeline_fd", "experts", "tokenizer", "trunk", "sampler"};
 
+// Settings of services that name files: relative to the pipeline file, as every path in it.
+constexpr std::array<std::string_view, 3> kPathSettings = {"disk_cache", "trace", "warm_file"};
+
 Result<std::string> setting_text(const TomlTable& reader, const std::string& key,
                                  const toml::node& node) {
     if (const auto* text = node.as_string()) return text->get();
@@ -56,6 +59,8 @@ Status read_settings(const TomlTable& reader, std::vector<ServiceSetting>* setti
             }
         } else {
             ASSIGN_OR_RETURN(std::string value, setting_text(reader, key, *node));
+            if (std::find(kPathSettings.begin(), kPathSettings.end(), key) != kPathSettings.end())
+                value = reader.resolve(value).string();
             setting.values.push_back(std::move(value));
         }
         settings->push_back(std::move(setting));

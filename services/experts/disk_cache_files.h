@@ -39,9 +39,9 @@ class DiskCacheFiles {
 
     /// Bytes of an entry's file, and of the memory it is written from.
     static std::uint64_t entry_bytes(std::uint64_t record_bytes) noexcept;
-    /// What an entry takes besides, in the directory and in the list of values, rounded up.
-    static constexpr std::uint64_t kEntryOverheadBytes = 512;
-    /// What the files take that are no entries.
+    /// What an entry takes besides in the directory, rounded up.
+    static constexpr std::uint64_t kEntryOverheadBytes = 256;
+    /// What the lock, the owner and an empty directory take, rounded up.
     static constexpr std::uint64_t kFixedBytes = std::uint64_t{64} << 10U;
 
     /// For people: why the directory's identity was written anew; empty if it was not.

@@ -10,6 +10,7 @@
 #include "common/base/check.h"
 #include "common/base/log.h"
 #include "common/base/settings.h"
+#include "common/storage/direct_file.h"
 #include "services/experts/kept_experts.h"
 
 namespace k3::experts {
@@ -29,18 +30,27 @@ std::uint64_t DiskCacheStore::buffer_bytes(std::uint64_t record_bytes) noexcept 
     return kBuffers * DiskCacheFiles::entry_bytes(record_bytes);
 }
 
+std::uint64_t DiskCacheStore::disk_bytes(const Options& options, std::uint64_t record_bytes,
+                                         std::uint64_t n_entries) noexcept {
+    const std::uint64_t list = storage::block_ceiling(
+        kept_file_bytes(std::uint64_t{options.n_layers} * options.n_experts));
+    return DiskCacheFiles::kFixedBytes + 4 * list +
+           n_entries *
+               (DiskCacheFiles::entry_bytes(record_bytes) + DiskCacheFiles::kEntryOverheadBytes);
+}
+
 Result<std::unique_ptr<DiskCacheStore>> DiskCacheStore::create(const Options& options,
                                                                ExpertStore& origin) {
     const std::uint64_t each = DiskCacheFiles::entry_bytes(origin.record_bytes());
-    const std::uint64_t of_entry = each + DiskCacheFiles::kEntryOverheadBytes;
-    const std::uint64_t smallest = DiskCacheFiles::kFixedBytes + of_entry;
+    const std::uint64_t smallest = disk_bytes(options, origin.record_bytes(), 1);
     if (options.budget_bytes < smallest)
         return Error{ErrorCode::invalid_argument,
                      fmt::format("a disk cache of {} bytes has no room for one expert ({} bytes "
                                  "with what is kept about it)",
                                  options.budget_bytes, smallest),
                      fmt::format("give --disk-cache-bytes {} or more", smallest)};
-    const std::uint64_t capacity = (options.budget_bytes - DiskCacheFiles::kFixedBytes) / of_entry;
+    const std::uint64_t capacity =
+        1 + (options.budget_bytes - smallest) / (each + DiskCacheFiles::kEntryOverheadBytes);
     ASSIGN_OR_RETURN(std::unique_ptr<EvictionPolicy> policy,
                      make_policy(options.policy, {options.n_layers, options.n_experts, capacity}));
     ASSIGN_OR_RETURN(

@@ -13,6 +13,8 @@
 // can be written (disk full, read-only) that is told once, reading goes on, and writing is tried
 // again every minute.
 //
+// A record that a hint has read before its call came is judged by the visits before it.
+//
 // Threads: read() any, several at a time; visit() one.
 
 #include <condition_variable>
@@ -64,6 +66,10 @@ class DiskCacheStore final : public ExpertStore {
 
     /// Memory for records on their way to the disk.
     static std::uint64_t buffer_bytes(std::uint64_t record_bytes) noexcept;
+    /// On the disk: so many experts, the lists of their values and of what memory held, each of
+    /// them twice while it is replaced, and directory, lock and owner.
+    static std::uint64_t disk_bytes(const Options& options, std::uint64_t record_bytes,
+                                    std::uint64_t n_entries) noexcept;
 
     /// Opens the directory, forgets the least valuable entries until the budget is kept. Borrows
     /// `origin`.

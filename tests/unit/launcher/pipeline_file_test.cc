@@ -50,6 +50,22 @@ TEST_CASE("every other key of a stage is a setting of the service") {
     CHECK(trunk.find("words")->values == std::vector<std::string>{"a", "b"});
 }
 
+TEST_CASE("files of expert servers are relative to the pipeline file, and of one server alone") {
+    auto spec = parse(
+        "[pipeline]\nmodel='m'\n[[experts]]\ndisk_cache = 'cache/a'\ntrace = '/tmp/a.csv'\n"
+        "[[experts]]\ndisk_cache = 'cache/b'\nwarm_file = '../b.warm'\n");
+    REQUIRE(spec.has_value());
+    auto experts = spec->of_kind(msg::ServiceKind::experts);
+    CHECK(experts[0]->find("disk_cache")->values.front() == "/some/where/cache/a");
+    CHECK(experts[0]->find("trace")->values.front() == "/tmp/a.csv");
+    CHECK(experts[1]->find("warm_file")->values.front() == "/some/b.warm");
+    const std::string sentence =
+        refusal("[pipeline]\nmodel='m'\n[experts]\ncount = 2\ndisk_cache = 'cache'\n");
+    CHECK(test::contains(sentence, "file.toml:3"));
+    CHECK(test::contains(sentence, "'experts-1' is not the only server with disk_cache"));
+    CHECK(test::contains(sentence, "/some/where/cache"));
+}
+
 TEST_CASE("copies and listed servers are striped and numbered together") {
     auto spec = parse("[pipeline]\nmodel='m'\n[[experts]]\ncount = 2\n[[experts]]\n");
     REQUIRE(spec.has_value());

@@ -31,9 +31,7 @@ DiskCacheStore::Options killed_options(const std::filesystem::path& directory) {
     options.fingerprint = "0123456789abcdef0123456789abcdef";
     options.n_layers = kKillLayers;
     options.n_experts = kKillExperts;
-    options.budget_bytes = DiskCacheFiles::kFixedBytes +
-                           kKillCapacity * (DiskCacheFiles::entry_bytes(FakeStore::kBytes) +
-                                            DiskCacheFiles::kEntryOverheadBytes);
+    options.budget_bytes = DiskCacheStore::disk_bytes(options, FakeStore::kBytes, kKillCapacity);
     return options;
 }
 

@@ -41,8 +41,7 @@ DiskCacheStore::Options disk_options(const fs::path& directory, std::uint64_t ca
     options.fingerprint = "0123456789abcdef0123456789abcdef";
     options.n_layers = 6;
     options.n_experts = kDiskExperts;
-    options.budget_bytes =
-        DiskCacheFiles::kFixedBytes + capacity * (kEntry + DiskCacheFiles::kEntryOverheadBytes);
+    options.budget_bytes = DiskCacheStore::disk_bytes(options, FakeStore::kBytes, capacity);
     return options;
 }
 
