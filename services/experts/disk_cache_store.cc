@@ -249,12 +249,13 @@ void DiskCacheStore::write_until_stopped() {
     }
 }
 
-/// The evicted entry goes before the new one comes, so that the budget holds at every moment. Jobs
-/// are done in their order: an evicted expert that was admitted again is written by a later one.
+/// The evicted entry goes before the new one comes, so that the budget holds at every moment. One
+/// that has been admitted again since is counted, and replaced by its own job if not yet.
 void DiskCacheStore::write_entry(const Job& job) {
-    if (job.evicted.has_value()) files_.remove(*job.evicted);
     {
         const std::lock_guard lock(mutex_);
+        if (job.evicted.has_value() && states_[at(*job.evicted)] == State::absent)
+            files_.remove(*job.evicted);
         if (states_[at(job.key)] != State::waiting) return;  // evicted in the meantime
     }
     Status written = files_.write(job.key, buffers_.slot(job.buffer));
@@ -280,6 +281,7 @@ void DiskCacheStore::finish_write(const Job& job, const Status& written) {
         }
         state = State::absent;
         policy_->drop(job.key);
+        files_.remove(job.key);  // of an earlier admission, if nobody has removed it yet
         ++counts_.failed_writes;
         told = std::exchange(trouble_, true);
         try_again_ = Clock::now() + kPauseAfterFailure;
