@@ -13,7 +13,7 @@ namespace k3::model {
 
 struct Model {
     ModelConfig config;
-    std::shared_ptr<const storage::Checkpoint> checkpoint;
+    std::shared_ptr<const storage::Checkpoint> checkpoint;  // null: the weights lie in a pack
     std::string fingerprint;
 };
 

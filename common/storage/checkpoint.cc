@@ -15,7 +15,6 @@ namespace k3::storage {
 
 namespace {
 
-constexpr std::string_view kIndexName = "model.safetensors.index.json";
 constexpr std::uint64_t kMaxIndexBytes = 1'000'000'000;  // the released one has about 60 MB
 constexpr std::string_view kCopyAgain = "copy the index and the shards again from the same release";
 

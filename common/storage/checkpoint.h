@@ -21,6 +21,9 @@
 
 namespace k3::storage {
 
+/// What makes a directory a checkpoint; the shards lie beside it.
+inline constexpr std::string_view kIndexName = "model.safetensors.index.json";
+
 class Checkpoint {
   public:
     struct Options {

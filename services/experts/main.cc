@@ -11,6 +11,7 @@
 #include "common/kernels/isa.h"
 #include "common/kernels/kernel_table.h"
 #include "common/kernels/parallel.h"
+#include "common/pack/packed_model.h"
 #include "common/transport/lane_host.h"
 #include "common/transport/service_options.h"
 #include "services/experts/service.h"
@@ -21,6 +22,7 @@ struct ExpertsSettings {
     k3::transport::ServiceOptions service;
     k3::experts::Service::Options experts;
     std::string model;
+    std::string pack;
     std::int64_t threads = 0;
     std::int64_t spin_us = -1;
     std::string direct = "auto";
@@ -33,6 +35,9 @@ k3::Result<k3::Settings::Action> read_settings(int argc, const char* const* argv
     k3::Settings settings("k3-experts", "Serves routed experts of a Kimi K3 checkpoint.");
     k3::transport::add_service_settings(settings, out.service);
     settings.add_text("model", &out.model, "directory of the checkpoint", true);
+    settings.add_text("pack", &out.pack,
+                      "file that k3pipe pack experts made: read from it instead of the checkpoint, "
+                      "of which only config.json is needed then");
     settings.add_text("share", &out.experts.share,
                       "experts served: all, 0/3 (every third), \"layers 1-4 experts 0-7; ...\"");
     settings.add_bytes("cache_bytes", &out.experts.cache_bytes,
@@ -72,6 +77,26 @@ k3::Result<k3::Settings::Action> read_settings(int argc, const char* const* argv
     return action;
 }
 
+struct Weights {
+    k3::model::Model model;
+    std::shared_ptr<const k3::pack::Pack> pack;  // null: the checkpoint's
+};
+
+k3::Result<Weights> open_weights(const ExpertsSettings& settings) {
+    using Mode = k3::pack::Pack::Mode;
+    Weights weights;
+    if (settings.pack.empty()) {
+        ASSIGN_OR_RETURN(weights.model, k3::model::open_model(settings.model));
+        return weights;
+    }
+    ASSIGN_OR_RETURN(
+        weights.pack,
+        k3::pack::Pack::open(settings.pack, k3::pack::Kind::experts,
+                             settings.experts.direct ? Mode::direct_if_possible : Mode::buffered));
+    ASSIGN_OR_RETURN(weights.model, k3::pack::open_packed_model(settings.model, *weights.pack));
+    return weights;
+}
+
 /// For trunks on this box. Without them everything goes through ZeroMQ.
 std::shared_ptr<k3::transport::LaneHost> make_lanes(const ExpertsSettings& settings) {
     if (settings.service.payload != "shm") return nullptr;
@@ -109,10 +134,11 @@ int main(int argc, char** argv) {
     if (auto isa = k3::kernels::check_isa(); !isa.has_value())
         return k3::transport::fail(isa.error(), server->get());
     (*server)->set_progress(0, "opening " + settings.model);
-    const auto model = k3::model::open_model(settings.model);
-    if (!model.has_value()) return k3::transport::fail(model.error(), server->get());
+    const auto weights = open_weights(settings);
+    if (!weights.has_value()) return k3::transport::fail(weights.error(), server->get());
     (*server)->set_progress(500, "looking up the experts of share " + settings.experts.share);
-    const auto service = k3::experts::Service::create(settings.experts, *model);
+    const auto service =
+        k3::experts::Service::create(settings.experts, weights->model, weights->pack);
     if (!service.has_value()) return k3::transport::fail(service.error(), server->get());
 
     (*server)->set_statistics([&experts = **service] { return experts.statistics(); });

@@ -10,6 +10,7 @@
 #include "common/base/memory.h"
 #include "common/base/settings.h"
 #include "common/transport/tensor_io.h"
+#include "services/experts/pack_store.h"
 
 namespace k3::experts {
 
@@ -57,7 +58,6 @@ Service::Service(const Options& options, const model::Model& model, model::Place
     : options_(options),
       config_(model.config),
       fingerprint_(model.fingerprint),
-      checkpoint_(model.checkpoint),
       held_(std::move(held)),
       sums_(std::size_t{options.max_call_rows} * model.config.moe.latent_size),
       calls_(counters_.add("expert_calls")),
@@ -69,31 +69,44 @@ Service::Service(const Options& options, const model::Model& model, model::Place
       read_wait_ns_(counters_.add("expert_read_wait_ns")),
       compute_ns_(counters_.add("expert_compute_ns")) {}
 
-Result<std::unique_ptr<Service>> Service::create(const Options& options,
-                                                 const model::Model& model) {
+Result<std::unique_ptr<Service>> Service::create(const Options& options, const model::Model& model,
+                                                 std::shared_ptr<const pack::Pack> pack) {
     ASSIGN_OR_RETURN(model::Placement held, model::parse_share(options.share, model.config));
     if (held.count() == 0)
-        return Error{ErrorCode::invalid_argument,
-                     fmt::format("the share '{}' holds no expert of {}", options.share,
-                                 model.checkpoint->directory().string()),
-                     "give a share that holds at least one, or leave this server out"};
+        return Error{
+            ErrorCode::invalid_argument,
+            fmt::format("the share '{}' holds no expert of {}", options.share, model.config.name),
+            "give a share that holds at least one, or leave this server out"};
     if (model.config.moe.top_k > kMostTerms)
         return Error{ErrorCode::unsupported,
                      fmt::format("{} experts for each row, and a 64-bit sum holds {} terms",
                                  model.config.moe.top_k, kMostTerms),
                      "use a model with fewer experts for each token"};
     std::unique_ptr<Service> service(new Service(options, model, std::move(held)));
-    using Mode = storage::DirectFile::Mode;
-    ASSIGN_OR_RETURN(
-        service->origin_,
-        CheckpointStore::create(model, service->held_,
-                                options.direct ? Mode::direct_if_possible : Mode::buffered));
-    if (const std::string& why = service->origin_->why_buffered(); !why.empty())
-        log::info("experts are read through the page cache: " + why);
+    RETURN_IF_ERROR(service->open_origin(model, std::move(pack)));
     RETURN_IF_ERROR(service->open_disk_cache());
     RETURN_IF_ERROR(service->build());
     service->make_arena();
     return service;
+}
+
+Status Service::open_origin(const model::Model& model, std::shared_ptr<const pack::Pack> pack) {
+    std::string why_buffered;
+    if (pack != nullptr) {
+        why_buffered = pack->why_buffered();
+        ASSIGN_OR_RETURN(origin_, PackStore::create(std::move(pack), model, held_));
+    } else {
+        using Mode = storage::DirectFile::Mode;
+        ASSIGN_OR_RETURN(
+            auto store,
+            CheckpointStore::create(model, held_,
+                                    options_.direct ? Mode::direct_if_possible : Mode::buffered));
+        why_buffered = store->why_buffered();
+        origin_ = std::move(store);
+    }
+    if (!why_buffered.empty())
+        log::info("experts are read through the page cache: " + why_buffered);
+    return Status::ok();
 }
 
 Status Service::open_disk_cache() {

@@ -11,6 +11,7 @@
 #include "common/base/result.h"
 #include "common/model/load.h"
 #include "common/model/placement.h"
+#include "common/pack/pack.h"
 #include "common/telemetry/counters.h"
 #include "common/transport/arena.h"
 #include "common/transport/server.h"
@@ -50,8 +51,10 @@ class Service {
     /// Errors: invalid_argument (share, or one without experts), those of CheckpointStore::create,
     /// DiskCacheStore::create, TraceRecorder::create and ExpertCache::create, resource_exhausted (a
     /// cache larger than the free memory).
-    static Result<std::unique_ptr<Service>> create(const Options& options,
-                                                   const model::Model& model);
+    /// With `pack`, whose model this is, experts are read from it: errors of PackStore::create.
+    static Result<std::unique_ptr<Service>> create(
+        const Options& options, const model::Model& model,
+        std::shared_ptr<const pack::Pack> pack = nullptr);
 
     /// Facts for Server::set_ready; kind, name and version are the server's.
     msg::Announcement announcement() const;
@@ -65,6 +68,7 @@ class Service {
 
   private:
     Service(const Options& options, const model::Model& model, model::Placement held);
+    Status open_origin(const model::Model& model, std::shared_ptr<const pack::Pack> pack);
     Status open_disk_cache();
     Status build();
     ExpertStore& store() noexcept;
@@ -78,9 +82,8 @@ class Service {
     const Options options_;
     const model::ModelConfig config_;
     const std::string fingerprint_;
-    const std::shared_ptr<const storage::Checkpoint> checkpoint_;
     const model::Placement held_;
-    std::unique_ptr<CheckpointStore> origin_;
+    std::unique_ptr<ExpertStore> origin_;          // pack or checkpoint
     std::unique_ptr<DiskCacheStore> disk_cache_;  // null: none
     std::unique_ptr<ExpertCache> cache_;
     std::unique_ptr<WarmFile> warm_file_;  // null: none

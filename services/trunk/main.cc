@@ -17,6 +17,7 @@
 #include "common/kernels/isa.h"
 #include "common/kernels/parallel.h"
 #include "common/model/load.h"
+#include "common/pack/packed_model.h"
 #include "common/transport/service_options.h"
 #include "services/trunk/expert_client.h"
 #include "services/trunk/ram_weights.h"
@@ -29,6 +30,7 @@ namespace {
 struct TrunkSettings {
     transport::ServiceOptions service;
     std::string model;
+    std::string pack;
     std::string layers = "all";
     std::vector<std::string> experts;
     std::int64_t threads = 0;
@@ -49,6 +51,9 @@ Result<Settings::Action> read_settings(int argc, const char* const* argv, TrunkS
     out.service.name = "trunk";
     transport::add_service_settings(settings, out.service);
     settings.add_text("model", &out.model, "directory of the checkpoint", true);
+    settings.add_text("pack", &out.pack,
+                      "file that k3pipe pack trunk made: read from it instead of the checkpoint, of "
+                      "which only config.json is needed then");
     settings.add_text("layers", &out.layers, "layers of this stage: all, or first-last");
     settings.add_list("experts", &out.experts, "endpoint of an expert server, once for each");
     settings.add_integer("threads", &out.threads, 0, 1024,
@@ -95,6 +100,7 @@ ExpertDirectory::Needs expert_needs(const model::Model& model, LayerRange range,
 /// Everything the loop needs, in the order of dependence.
 struct Parts {
     model::Model model;
+    std::shared_ptr<const pack::Pack> pack;  // null: the weights are the checkpoint's
     telemetry::Counters counters;
     std::unique_ptr<ExpertClient> experts;
     std::unique_ptr<WeightSource> weights;
@@ -107,8 +113,13 @@ struct Parts {
 Result<std::unique_ptr<WeightSource>> load_weights(
     Parts& parts, LayerRange range, const std::optional<StreamedWeights::Options>& streamed,
     const LoadProgress& progress) {
-    const storage::Checkpoint& checkpoint = *parts.model.checkpoint;
     const model::ModelConfig& config = parts.model.config;
+    if (parts.pack != nullptr) {
+        ASSIGN_OR_RETURN(std::unique_ptr<WeightSource> weights,
+                         RamWeights::load(*parts.pack, config, range, progress));
+        return weights;
+    }
+    const storage::Checkpoint& checkpoint = *parts.model.checkpoint;
     if (!streamed.has_value()) {
         ASSIGN_OR_RETURN(std::unique_ptr<WeightSource> weights,
                          RamWeights::load(checkpoint, config, range, progress));
@@ -218,15 +229,45 @@ Result<std::uint64_t> session_budget(const TrunkSettings& settings) {
                  "lower --session-bytes, or give this stage fewer layers"};
 }
 
+Status open_weights(const TrunkSettings& settings, Parts& parts) {
+    if (settings.pack.empty()) {
+        ASSIGN_OR_RETURN(parts.model, model::open_model(settings.model));
+        return Status::ok();
+    }
+    using Mode = pack::Pack::Mode;
+    ASSIGN_OR_RETURN(parts.pack,
+                     pack::Pack::open(settings.pack, pack::Kind::trunk,
+                                      settings.direct_reads == "off" ? Mode::buffered
+                                                                     : Mode::direct_if_possible));
+    ASSIGN_OR_RETURN(parts.model, pack::open_packed_model(settings.model, *parts.pack));
+    if (const std::string& why = parts.pack->why_buffered(); !why.empty())
+        log::info("the pack is read through the page cache: " + why);
+    return Status::ok();
+}
+
+/// That the pack has these layers, and that they stay in memory: only checkpoints are streamed.
+Status check_pack(const pack::Pack& pack, const model::ModelConfig& config, LayerRange range,
+                  bool is_streamed) {
+    RETURN_IF_ERROR(PackedRuns::check(pack, config, range));
+    if (!is_streamed) return Status::ok();
+    return Error{ErrorCode::unsupported,
+                 "weights of a pack stay in memory, and need " +
+                     format_bytes(RamWeights::bytes_to_load(config, range)) +
+                     ", which is more than --weights-bytes",
+                 "leave out --pack to stream from the checkpoint, or give more --weights-bytes"};
+}
+
 Status build(const TrunkSettings& settings, transport::Server& server, Parts& parts) {
     RETURN_IF_ERROR(kernels::check_isa());
     kernels::set_threads(static_cast<int>(settings.threads));
-    ASSIGN_OR_RETURN(parts.model, model::open_model(settings.model));
+    RETURN_IF_ERROR(open_weights(settings, parts));
     parts.model.config.mla.lora_norm_eps = static_cast<float>(settings.mla_norm_eps);
     const model::ModelConfig& config = parts.model.config;
     ASSIGN_OR_RETURN(const LayerRange range, parse_layers(settings.layers, config));
 
     ASSIGN_OR_RETURN(const auto streamed, plan_streaming(settings, config, range, server));
+    if (parts.pack != nullptr)
+        RETURN_IF_ERROR(check_pack(*parts.pack, config, range, streamed.has_value()));
     RETURN_IF_ERROR(check_memory(config, range,
                                  streamed.has_value() ? streamed->plan.memory_bytes()
                                                       : RamWeights::bytes_to_load(config, range)));

@@ -45,6 +45,25 @@ class Loader final : public TensorFinder {
     std::vector<std::byte> vector_;
 };
 
+/// Finds tensors where a pack's runs have them.
+class RunFinder final : public TensorFinder {
+  public:
+    explicit RunFinder(const PackedRuns& runs) : runs_(runs) {}
+
+    Result<Matrix> matrix(const storage::TensorSpec& spec) override {
+        ASSIGN_OR_RETURN(const auto bytes, runs_.find(spec));
+        return Matrix{
+            {kernels::WeightType::bf16, bytes.data(), nullptr, spec.shape[0], spec.shape[1]},
+            Matrix::kInMemory};
+    }
+    Result<std::span<const std::byte>> vector(const storage::TensorSpec& spec) override {
+        return runs_.find(spec);
+    }
+
+  private:
+    const PackedRuns& runs_;
+};
+
 }  // namespace
 
 std::uint64_t RamWeights::bytes_to_load(const model::ModelConfig& config, LayerRange range) {
@@ -63,27 +82,45 @@ Result<std::unique_ptr<RamWeights>> RamWeights::load(const storage::Checkpoint& 
                                                      const LoadProgress& progress) {
     RETURN_IF_ERROR(model::check_trunk_tensors(checkpoint, config, range.first, range.count));
     std::unique_ptr<RamWeights> weights(new RamWeights);
-    weights->first_ = range.first;
-    weights->hidden_size_ = config.hidden_size;
-
     LoadReport report(progress, bytes_to_load(config, range));
     Loader loader(checkpoint, report, weights->matrices_);
-    weights->layers_.reserve(range.count);
+    RETURN_IF_ERROR(weights->bind(config, range, loader, [&report](const std::string& what) {
+        return report.begin(what);
+    }));
+    return weights;
+}
+
+Result<std::unique_ptr<RamWeights>> RamWeights::load(const pack::Pack& pack,
+                                                     const model::ModelConfig& config,
+                                                     LayerRange range,
+                                                     const LoadProgress& progress) {
+    std::unique_ptr<RamWeights> weights(new RamWeights);
+    ASSIGN_OR_RETURN(weights->runs_, PackedRuns::load(pack, config, range, progress));
+    RunFinder finder(weights->runs_);
+    RETURN_IF_ERROR(
+        weights->bind(config, range, finder, [](const std::string&) { return Status::ok(); }));
+    return weights;
+}
+
+Status RamWeights::bind(const model::ModelConfig& config, LayerRange range, TensorFinder& tensors,
+                        const std::function<Status(const std::string& what)>& begin) {
+    first_ = range.first;
+    hidden_size_ = config.hidden_size;
+    layers_.reserve(range.count);
     for (std::uint32_t layer = range.first; layer < range.end(); ++layer) {
-        RETURN_IF_ERROR(report.begin("layer " + std::to_string(layer)));
-        ASSIGN_OR_RETURN(const LayerWeights bound,
-                         bind_layer(config, layer, loader, weights->vectors_));
-        weights->layers_.push_back(bound);
+        RETURN_IF_ERROR(begin("layer " + std::to_string(layer)));
+        ASSIGN_OR_RETURN(const LayerWeights bound, bind_layer(config, layer, tensors, vectors_));
+        layers_.push_back(bound);
     }
     if (range.is_first()) {
-        RETURN_IF_ERROR(report.begin("embedding"));
-        ASSIGN_OR_RETURN(weights->embedding_, loader.matrix(embedding_spec(config)));
+        RETURN_IF_ERROR(begin("embedding"));
+        ASSIGN_OR_RETURN(embedding_, tensors.matrix(embedding_spec(config)));
     }
     if (range.is_last(config)) {
-        RETURN_IF_ERROR(report.begin("output head"));
-        ASSIGN_OR_RETURN(weights->head_, bind_head(config, loader, weights->vectors_));
+        RETURN_IF_ERROR(begin("output head"));
+        ASSIGN_OR_RETURN(head_, bind_head(config, tensors, vectors_));
     }
-    return weights;
+    return Status::ok();
 }
 
 const LayerWeights& RamWeights::layer(std::uint32_t layer) const {
@@ -105,7 +142,7 @@ Status RamWeights::embed(std::span<const std::uint32_t> tokens, float* out, std:
 }
 
 std::uint64_t RamWeights::bytes() const noexcept {
-    std::uint64_t total = vectors_.bytes();
+    std::uint64_t total = vectors_.bytes() + runs_.bytes();
     for (const auto& matrix : matrices_) total += matrix.size();
     return total;
 }

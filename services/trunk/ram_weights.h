@@ -15,6 +15,7 @@
 #include "common/storage/checkpoint.h"
 #include "services/trunk/buffer.h"
 #include "services/trunk/layer_range.h"
+#include "services/trunk/packed_runs.h"
 #include "services/trunk/weights.h"
 
 namespace k3::trunk {
@@ -29,6 +30,10 @@ class RamWeights final : public WeightSource {
     static Result<std::unique_ptr<RamWeights>> load(const storage::Checkpoint& checkpoint,
                                                     const model::ModelConfig& config,
                                                     LayerRange range, const LoadProgress& progress);
+    /// The same from a pack of this model. Errors: those of PackedRuns::load.
+    static Result<std::unique_ptr<RamWeights>> load(const pack::Pack& pack,
+                                                    const model::ModelConfig& config,
+                                                    LayerRange range, const LoadProgress& progress);
 
     void begin_step(bool) override {}
     const LayerWeights& layer(std::uint32_t layer) const override;
@@ -40,11 +45,15 @@ class RamWeights final : public WeightSource {
 
   private:
     RamWeights() = default;
+    /// `begin` is called before each part.
+    Status bind(const model::ModelConfig& config, LayerRange range, TensorFinder& tensors,
+                const std::function<Status(const std::string& what)>& begin);
     void give_back() noexcept override {}
 
     std::uint32_t first_ = 0;
     std::uint32_t hidden_size_ = 0;
-    std::vector<Buffer<std::byte>> matrices_;  // as stored
+    std::vector<Buffer<std::byte>> matrices_;  // as stored; none if they lie in a pack's runs
+    PackedRuns runs_;
     VectorStore vectors_;
     std::vector<LayerWeights> layers_;
     Matrix embedding_;  // [vocab_size, hidden_size]

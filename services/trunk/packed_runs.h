@@ -1,0 +1,43 @@
+#pragma once
+// The runs of a trunk pack in memory: each read whole, past the page cache, and verified, with its
+// tensors where they lie in it.
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "common/base/result.h"
+#include "common/model/config.h"
+#include "common/pack/pack.h"
+#include "common/pack/trunk_run.h"
+#include "common/storage/block_memory.h"
+#include "services/trunk/layer_range.h"
+#include "services/trunk/weights.h"
+
+namespace k3::trunk {
+
+class PackedRuns {
+  public:
+    /// Of the runs of these layers, which `pack` holds.
+    /// Error: not_found (it lacks some: how many of how many, and the first).
+    static Status check(const pack::Pack& pack, const model::ModelConfig& config, LayerRange range);
+
+    /// Errors: those of check() and Pack::read, cancelled.
+    static Result<PackedRuns> load(const pack::Pack& pack, const model::ModelConfig& config,
+                                   LayerRange range, const LoadProgress& progress);
+
+    /// The tensor's bytes, as the checkpoint stores them; they stay where they are as long as this
+    /// lives, also when it is moved. Error: incompatible (no run holds such a tensor).
+    Result<std::span<const std::byte>> find(const storage::TensorSpec& spec) const;
+
+    std::uint64_t bytes() const noexcept;
+
+  private:
+    struct Loaded {
+        pack::TrunkRun layout;
+        storage::BlockMemory memory;
+    };
+    std::vector<Loaded> runs_;
+};
+
+}  // namespace k3::trunk
