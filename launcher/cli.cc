@@ -190,6 +190,7 @@ Result<CommandLine> parse_command_line(int argc, const char* const* argv) {
     if (verb == verbs.down) return CommandLine(std::move(raw.down));
     if (verb == verbs.plan) return CommandLine(std::move(raw.plan));
     if (verb == verbs.pack) return complete_pack(verb, raw);
+    if (verb == verbs.verify) return CommandLine(std::move(raw.verify));
     return CommandLine(std::move(raw.synth));
 }
 

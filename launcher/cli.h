@@ -87,11 +87,17 @@ struct PackCommand {
     std::string share;           // experts: --share or --list
 };
 
+struct VerifyCommand {
+    std::filesystem::path path;    // a checkpoint directory or a pack
+    bool record = false;           // write the manifest
+    std::filesystem::path sha256;  // file of sums; empty: none
+};
+
 /// Nothing left to do: help or the version has been printed.
 struct NothingCommand {};
 
 using CommandLine = std::variant<NothingCommand, UpCommand, RunCommand, StatusCommand, DownCommand,
-                                 PlanCommand, SynthCommand, PackCommand>;
+                                 PlanCommand, SynthCommand, PackCommand, VerifyCommand>;
 
 /// Error: invalid_argument, with the nearest verb or flag where there is one.
 Result<CommandLine> parse_command_line(int argc, const char* const* argv);

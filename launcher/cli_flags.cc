@@ -50,6 +50,18 @@ constexpr const char* kPackExamples =
     "  k3pipe pack trunk /models/k3 /fast/trunk-0.k3pack --layers 0-45\n"
     "  k3pipe pack experts /models/k3 /fast/experts-0.k3pack --share 0/3\n";
 
+constexpr const char* kVerifyAbout =
+    "Compare every byte of a checkpoint or a pack with its checksums.\n"
+    "A checkpoint has none of its own: --record writes a manifest of files that are known to be\n"
+    "right, and --sha256 compares with the sums that its publisher gives. Goes on where it was\n"
+    "interrupted.";
+
+constexpr const char* kVerifyExamples =
+    "Examples:\n"
+    "  k3pipe verify /models/k3                            against its manifest, if it has one\n"
+    "  k3pipe verify /models/k3 --sha256 SHA256SUMS --record\n"
+    "  k3pipe verify /fast/trunk.k3pack\n";
+
 /// One line for each verb; the rest of its description is its own --help.
 class HelpFormatter final : public CLI::Formatter {
   public:
@@ -242,6 +254,17 @@ void add_pack(CLI::App* verb, RawCommands& raw) {
         ->option_text("LIST");
 }
 
+void add_verify(CLI::App* verb, VerifyCommand& verify) {
+    verb->add_option("path", verify.path, "directory of a checkpoint, or a pack")
+        ->required()
+        ->option_text(" ");
+    verb->add_flag("--record", verify.record,
+                   "write the manifest: checksums of what lies there now, beside it");
+    verb->add_option("--sha256", verify.sha256,
+                     "compare the files with these sums, lines as sha256sum writes them")
+        ->option_text("FILE");
+}
+
 void add_examples(CLI::App* verb, std::string text) { verb->footer(fmt::format("\n{}", text)); }
 
 void declare_verbs(CLI::App& app, RawCommands& raw, Verbs* verbs) {
@@ -287,6 +310,10 @@ void declare_verbs(CLI::App& app, RawCommands& raw, Verbs* verbs) {
     verbs->pack = app.add_subcommand("pack", kPackAbout);
     add_examples(verbs->pack, kPackExamples);
     add_pack(verbs->pack, raw);
+
+    verbs->verify = app.add_subcommand("verify", kVerifyAbout);
+    add_examples(verbs->verify, kVerifyExamples);
+    add_verify(verbs->verify, raw.verify);
 }
 
 }  // namespace

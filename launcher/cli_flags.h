@@ -21,6 +21,7 @@ struct RawCommands {
     PlanCommand plan;
     SynthCommand synth;
     PackCommand pack;
+    VerifyCommand verify;
     std::string pack_kind;
     std::string pack_list;
     std::string effort = "off";
@@ -35,6 +36,7 @@ struct Verbs {
     CLI::App* plan;
     CLI::App* synth;
     CLI::App* pack;
+    CLI::App* verify;
 };
 
 /// The whole command line, not parsed yet. `raw` must outlive it.

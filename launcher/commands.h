@@ -12,6 +12,7 @@ int down(const DownCommand& command);
 int plan(const PlanCommand& command);
 int synth(const SynthCommand& command);
 int pack_checkpoint(const PackCommand& command);
+int verify(const VerifyCommand& command);
 
 /// Prints "k3pipe: <sentence>" on stderr and returns the exit code of the error.
 int report(const Error& error);

@@ -23,6 +23,7 @@ struct Dispatch {
     int operator()(const k3::launcher::PackCommand& command) const {
         return pack_checkpoint(command);
     }
+    int operator()(const k3::launcher::VerifyCommand& command) const { return verify(command); }
 };
 
 /// Started without standard descriptors (by some daemons), our first pipes would become them. What

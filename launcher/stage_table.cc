@@ -23,7 +23,8 @@ constexpr std::array<std::string_view, 6> kReservedSettings = {
     "run_id", "lifeline_fd", "experts", "tokenizer", "trunk", "sampler"};
 
 // Settings of services that name files: relative to the pipeline file, as every path in it.
-constexpr std::array<std::string_view, 4> kPathSettings = {"disk_cache", "pack", "trace", "warm_file"};
+constexpr std::array<std::string_view, 4> kPathSettings = {"disk_cache", "pack", "trace",
+                                                           "warm_file"};
 
 Result<std::string> setting_text(const TomlTable& reader, const std::string& key,
                                  const toml::node& node) {

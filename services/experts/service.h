@@ -83,7 +83,7 @@ class Service {
     const model::ModelConfig config_;
     const std::string fingerprint_;
     const model::Placement held_;
-    std::unique_ptr<ExpertStore> origin_;          // pack or checkpoint
+    std::unique_ptr<ExpertStore> origin_;         // pack or checkpoint
     std::unique_ptr<DiskCacheStore> disk_cache_;  // null: none
     std::unique_ptr<ExpertCache> cache_;
     std::unique_ptr<WarmFile> warm_file_;  // null: none

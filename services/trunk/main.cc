@@ -51,9 +51,10 @@ Result<Settings::Action> read_settings(int argc, const char* const* argv, TrunkS
     out.service.name = "trunk";
     transport::add_service_settings(settings, out.service);
     settings.add_text("model", &out.model, "directory of the checkpoint", true);
-    settings.add_text("pack", &out.pack,
-                      "file that k3pipe pack trunk made: read from it instead of the checkpoint, of "
-                      "which only config.json is needed then");
+    settings.add_text(
+        "pack", &out.pack,
+        "file that k3pipe pack trunk made: read from it instead of the checkpoint, of "
+        "which only config.json is needed then");
     settings.add_text("layers", &out.layers, "layers of this stage: all, or first-last");
     settings.add_list("experts", &out.experts, "endpoint of an expert server, once for each");
     settings.add_integer("threads", &out.threads, 0, 1024,

@@ -72,10 +72,10 @@ Result<std::span<const std::byte>> PackedRuns::find(const storage::TensorSpec& s
         return std::span<const std::byte>(
             run.memory.span().subspan(tensor->offset, tensor->spec.bytes()));
     }
-    return Error{ErrorCode::incompatible,
-                 "no run of the trunk pack holds " + spec.name + " " +
-                     storage::to_string(spec.shape),
-                 "make the pack again with k3pipe pack trunk"};
+    return Error{
+        ErrorCode::incompatible,
+        "no run of the trunk pack holds " + spec.name + " " + storage::to_string(spec.shape),
+        "make the pack again with k3pipe pack trunk"};
 }
 
 std::uint64_t PackedRuns::bytes() const noexcept {

@@ -84,9 +84,8 @@ Result<std::unique_ptr<RamWeights>> RamWeights::load(const storage::Checkpoint& 
     std::unique_ptr<RamWeights> weights(new RamWeights);
     LoadReport report(progress, bytes_to_load(config, range));
     Loader loader(checkpoint, report, weights->matrices_);
-    RETURN_IF_ERROR(weights->bind(config, range, loader, [&report](const std::string& what) {
-        return report.begin(what);
-    }));
+    RETURN_IF_ERROR(weights->bind(
+        config, range, loader, [&report](const std::string& what) { return report.begin(what); }));
     return weights;
 }
 

@@ -130,7 +130,7 @@ TEST_CASE("plan prints what would start and the bytes it needs") {
               0);
 }
 
-TEST_CASE("pack writes a file, and refuses a second time and what cannot be") {
+TEST_CASE("pack writes a file and verify reads it; both refuse what cannot be") {
     World world;
     const std::string model = (golden_dir() / "tiny-k3").string();
     const std::string file = (world.path() / "trunk.k3pack").string();
@@ -150,6 +150,18 @@ TEST_CASE("pack writes a file, and refuses a second time and what cannot be") {
     CHECK(world.k3pipe({"pack", "experts", model, experts, "--share", "all"}).code == 0);
     // 288 records of 9,792 bytes in blocks of 4,096, header and table.
     CHECK(std::filesystem::file_size(experts) == 4096 * (288 * 3 + 1 + 4));
+
+    Ended verified = world.k3pipe({"verify", experts});
+    CHECK(verified.code == 0);
+    CHECK(has(verified.out, "experts pack of 288 entries"));
+    CheckpointCopy copy(golden_dir() / "tiny-k3");
+    CHECK(world.k3pipe({"verify", copy.path().string(), "--record"}).code == 0);
+    CHECK(world.k3pipe({"verify", copy.path().string(), "--record"}).code == 2);
+    copy.flip_byte("model-00002-of-000005.safetensors", 5000);
+    Ended damaged = world.k3pipe({"verify", copy.path().string()});
+    CHECK(damaged.code == 3);
+    CHECK(has(damaged.sentence(), "model-00002-of-000005.safetensors bytes 0 to "));
+    CHECK(world.k3pipe({"verify", experts, "--record"}).code == 2);
     for (const char* name : {"trunk.k3pack", "experts.k3pack"})
         std::filesystem::remove(world.path() / name);
 }

@@ -169,3 +169,14 @@ TEST_CASE("pack takes a kind, two paths and the flags of its kind") {
           std::string::npos);
     CHECK(refusal({"pack", "trunk", "/m"}).find("file is required") != std::string::npos);
 }
+
+TEST_CASE("verify takes a path and what to compare it with") {
+    auto parsed = parse({"verify", "/m", "--record", "--sha256", "/sums"});
+    REQUIRE(parsed.has_value());
+    const auto& verify = std::get<VerifyCommand>(*parsed);
+    CHECK(verify.path == "/m");
+    CHECK(verify.record);
+    CHECK(verify.sha256 == "/sums");
+    CHECK(refusal({"verify"}).find("path is required") != std::string::npos);
+    CHECK(refusal({"verify", "/m", "--sha256", ""}).find("--sha256 is empty") != std::string::npos);
+}
