@@ -151,6 +151,15 @@ Result<CommandLine> complete_pack(const CLI::App* verb, RawCommands& raw) {
     return CommandLine(std::move(pack));
 }
 
+Result<CommandLine> complete_synth(const CLI::App* verb, SynthCommand synth) {
+    if (!synth.options.sparse) return CommandLine(std::move(synth));
+    for (const char* flag : {"--layers", "--experts", "--vocab", "--seed"})
+        if (verb->count(flag) > 0)
+            return usage(fmt::format("synth: --sparse and {} exclude each other", flag), "synth");
+    synth.options = model::kReleasedSize;
+    return CommandLine(std::move(synth));
+}
+
 }  // namespace
 
 Result<CommandLine> parse_command_line(int argc, const char* const* argv) {
@@ -191,7 +200,7 @@ Result<CommandLine> parse_command_line(int argc, const char* const* argv) {
     if (verb == verbs.plan) return CommandLine(std::move(raw.plan));
     if (verb == verbs.pack) return complete_pack(verb, raw);
     if (verb == verbs.verify) return CommandLine(std::move(raw.verify));
-    return CommandLine(std::move(raw.synth));
+    return complete_synth(verbs.synth, std::move(raw.synth));
 }
 
 }  // namespace k3::launcher

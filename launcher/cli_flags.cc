@@ -231,6 +231,9 @@ void add_synth(CLI::App* verb, SynthCommand& synth) {
     verb->add_option("--seed", options.seed, "of the random weights [1]")
         ->option_text("N")
         ->check(whole_number(std::numeric_limits<std::uint64_t>::max()));
+    verb->add_flag(
+        "--sparse", options.sparse,
+        "all released files with real headers and without data: 1.56 TB that take 150 MB");
 }
 
 void add_pack(CLI::App* verb, RawCommands& raw) {
@@ -304,7 +307,10 @@ void declare_verbs(CLI::App& app, RawCommands& raw, Verbs* verbs) {
 
     verbs->synth = app.add_subcommand(
         "synth", "Write a checkpoint of random weights in the released layout, for benchmarks.");
-    add_examples(verbs->synth, "Example: k3pipe synth /var/tmp/k3-synthetic      11.5 GB\n");
+    add_examples(verbs->synth,
+                 "Examples:\n"
+                 "  k3pipe synth /var/tmp/k3-synthetic         11.5 GB\n"
+                 "  k3pipe synth --sparse /var/tmp/k3-sparse   to plan with\n");
     add_synth(verbs->synth, raw.synth);
 
     verbs->pack = app.add_subcommand("pack", kPackAbout);

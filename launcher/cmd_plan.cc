@@ -12,6 +12,7 @@
 #include "common/model/tensor_names.h"
 #include "launcher/commands.h"
 #include "launcher/pipeline_file.h"
+#include "launcher/plan_model.h"
 #include "launcher/run_directory.h"
 #include "launcher/stage_cores.h"
 #include "launcher/stage_plan.h"
@@ -82,10 +83,6 @@ SessionBytes session_bytes(const model::ModelConfig& config, Range range) {
     return bytes;
 }
 
-std::uint32_t n_moe_layers(const model::ModelConfig& config) {
-    return config.n_layers - config.first_k_dense;
-}
-
 Result<std::string> memory_of(const StagePlan& stage, const model::Model& model) {
     const model::ModelConfig& config = model.config;
     if (stage.kind == ServiceKind::trunk) {
@@ -109,27 +106,6 @@ Result<std::string> memory_of(const StagePlan& stage, const model::Model& model)
             cache == nullptr ? "as k3-experts --help says" : fmt::format("at most {}", *cache));
     }
     return std::string();
-}
-
-Status print_totals(const model::Model& model) {
-    const model::ModelConfig& config = model.config;
-    Range all{0, config.n_layers - 1};
-    std::uint64_t trunk = trunk_bytes(config, all);
-    std::uint64_t expert = model::expert_bytes(config);
-    std::uint64_t n_moe = n_moe_layers(config);
-    std::uint64_t picked = n_moe * config.moe.top_k * expert;
-    fmt::print("\nmodel {}: {} layers ({} with experts), context {} positions, fingerprint {}\n",
-               config.name, config.n_layers, n_moe, config.max_positions, model.fingerprint);
-    fmt::print("  trunk                    {:>12}  read in full for every step\n",
-               format_bytes(trunk));
-    fmt::print("  experts                  {:>12}  {} of {} each\n",
-               format_bytes(n_moe * config.moe.n_experts * expert), n_moe * config.moe.n_experts,
-               format_bytes(expert));
-    fmt::print(
-        "  experts of one token     {:>12}  {} layers x {} picks, less what the caches hold\n",
-        format_bytes(picked), n_moe, config.moe.top_k);
-    fmt::print("  read per token, at most  {:>12}\n", format_bytes(trunk + picked));
-    return Status::ok();
 }
 
 using Models = std::map<std::filesystem::path, model::Model>;
@@ -158,6 +134,7 @@ Status print_plan(const PlanCommand& command) {
     for (const StagePlan& stage : plan.stages)
         if (!stage.model.empty() && !models.contains(stage.model)) {
             ASSIGN_OR_RETURN(model::Model opened, model::open_model(stage.model));
+            RETURN_IF_ERROR(check_complete(opened));
             models.emplace(stage.model, std::move(opened));
         }
     const MachineCores cores_here = machine_cores();
@@ -176,7 +153,7 @@ Status print_plan(const PlanCommand& command) {
         words.insert(words.end(), stage.argv.begin(), stage.argv.end());
         fmt::print("\n# {}{}\n{}\n", stage.name, facts, shell_line(words));
     }
-    for (const auto& [path, model] : models) RETURN_IF_ERROR(print_totals(model));
+    for (const auto& [path, model] : models) fmt::print("\n{}", model_table(model));
     return Status::ok();
 }
 

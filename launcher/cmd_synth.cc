@@ -18,6 +18,12 @@ int synth(const SynthCommand& command) {
     const Status written = model::write_synthetic(*plan, command.directory, std::ref(*progress));
     progress->end();
     if (!written) return report(written.error());
+    if (command.options.sparse) {
+        fmt::print("{}: {} files, {} tensors, {:.2f} TB of zeros that take no room\n",
+                   command.directory.string(), plan->shards.size(), plan->n_tensors,
+                   static_cast<double>(plan->bytes) / 1e12);
+        return kExitOk;
+    }
     fmt::print(
         "{}: {} layers, {} experts a layer, {} vocabulary rows, {:.2f} GB; a token reads "
         "{:.2f} GB\n",

@@ -17,6 +17,7 @@
 #include "common/base/hash.h"
 #include "common/model/synthetic_config.h"
 #include "common/model/token_cost.h"
+#include "common/model/vision_tensors.h"
 #include "common/storage/file.h"
 #include "common/storage/safetensors_writer.h"
 
@@ -28,7 +29,8 @@ using storage::DType;
 namespace fs = std::filesystem;
 
 constexpr std::size_t kChunkBytes = std::size_t{8} << 20U;
-constexpr std::uint32_t kReleased[] = {93, 896, 163840};
+// For a tensor's entries in a header and in the index, and room to spare.
+constexpr std::uint64_t kEntryBytes = 400;
 
 /// How the eight bytes at a time of a tensor become weights.
 struct Recipe {
@@ -117,15 +119,25 @@ std::vector<TensorSpec> layer_shard(const ModelConfig& config, std::uint32_t lay
     return tensors;
 }
 
+/// The order in which the library of the format writes tensors: by the size of an element, largest
+/// first, then by name. (The trunk's tensors of a layer are so one run, and each expert's are.)
+void sort_as_released(std::vector<TensorSpec>& tensors) {
+    std::sort(tensors.begin(), tensors.end(), [](const TensorSpec& a, const TensorSpec& b) {
+        const std::size_t size_a = storage::size_of(a.dtype);
+        const std::size_t size_b = storage::size_of(b.dtype);
+        return size_a != size_b ? size_a > size_b : a.name < b.name;
+    });
+}
+
 Status check_options(const SyntheticOptions& options) {
     const struct {
         const char* what;
         std::uint32_t value;
         std::uint32_t least;
         std::uint32_t most;
-    } ranges[] = {{"layers", options.n_layers, 4, kReleased[0]},  // one of each kind
-                  {"experts", options.n_experts, 16, kReleased[1]},
-                  {"vocabulary rows", options.vocab_size, 512, kReleased[2]}};
+    } ranges[] = {{"layers", options.n_layers, 4, kReleasedSize.n_layers},  // one of each kind
+                  {"experts", options.n_experts, 16, kReleasedSize.n_experts},
+                  {"vocabulary rows", options.vocab_size, 512, kReleasedSize.vocab_size}};
     for (const auto& range : ranges)
         if (range.value < range.least || range.value > range.most)
             return Error{ErrorCode::invalid_argument,
@@ -237,11 +249,22 @@ class ShardWriter {
     Status write(const SyntheticShard& shard, const fs::path& directory) {
         ASSIGN_OR_RETURN(auto file,
                          storage::SafetensorsWriter::create(directory / shard.file, shard.tensors));
-        for (const TensorSpec& tensor : shard.tensors) RETURN_IF_ERROR(write(tensor, *file));
+        if (plan_.options.sparse) {
+            RETURN_IF_ERROR(file->leave_hole());
+            RETURN_IF_ERROR(report(shard.bytes));
+        } else {
+            for (const TensorSpec& tensor : shard.tensors) RETURN_IF_ERROR(write(tensor, *file));
+        }
         return file->finish();
     }
 
   private:
+    Status report(std::uint64_t bytes) {
+        done_ += bytes;
+        if (progress_(done_, plan_.bytes)) return Status::ok();
+        return Error{ErrorCode::cancelled, "interrupted; nothing is left behind", ""};
+    }
+
     Status write(const TensorSpec& tensor, storage::SafetensorsWriter& file) {
         const Recipe recipe = recipe_of(tensor, plan_.config);
         const std::uint64_t key =
@@ -252,9 +275,7 @@ class ShardWriter {
                 std::span(chunk_).first(std::min<std::uint64_t>(kChunkBytes, bytes - at));
             fill(recipe, key, at, chunk);
             RETURN_IF_ERROR(file.append(chunk));
-            done_ += chunk.size();
-            if (!progress_(done_, plan_.bytes))
-                return Error{ErrorCode::cancelled, "interrupted; nothing is left behind", ""};
+            RETURN_IF_ERROR(report(chunk.size()));
         }
         return Status::ok();
     }
@@ -274,14 +295,23 @@ Result<SyntheticPlan> plan_synthetic(const SyntheticOptions& options) {
     plan.config_json =
         synthetic_config_json(options.n_layers, options.n_experts, options.vocab_size);
     ASSIGN_OR_RETURN(plan.config, parse_config(plan.config_json, "config.json"));
-    const std::uint32_t n_shards = options.n_layers + 1;
-    for (std::uint32_t i = 0; i < n_shards; ++i) {
+    std::vector<std::vector<TensorSpec>> shards;
+    for (std::uint32_t layer = 0; layer < options.n_layers; ++layer)
+        shards.push_back(layer_shard(plan.config, layer));
+    shards.push_back(model_level_tensors(plan.config));
+    if (options.sparse) {
+        shards.push_back(vision_projector_tensors());
+        shards.push_back(vision_tower_tensors());
+        for (std::vector<TensorSpec>& tensors : shards) sort_as_released(tensors);
+    }
+    for (std::vector<TensorSpec>& tensors : shards) {
         SyntheticShard shard;
-        shard.file = fmt::format("model-{:05}-of-{:06}.safetensors", i + 1, n_shards);
-        shard.tensors =
-            i < options.n_layers ? layer_shard(plan.config, i) : model_level_tensors(plan.config);
+        shard.file =
+            fmt::format("model-{:05}-of-{:06}.safetensors", plan.shards.size() + 1, shards.size());
+        shard.tensors = std::move(tensors);
         shard.bytes = storage::total_bytes(shard.tensors);
         plan.bytes += shard.bytes;
+        plan.n_tensors += shard.tensors.size();
         plan.shards.push_back(std::move(shard));
     }
     const TokenCost cost = token_cost(plan.config);
@@ -292,7 +322,8 @@ Result<SyntheticPlan> plan_synthetic(const SyntheticOptions& options) {
 Status write_synthetic(const SyntheticPlan& plan, const fs::path& directory,
                        const std::function<bool(std::uint64_t, std::uint64_t)>& progress) {
     ASSIGN_OR_RETURN(NewDirectory target, NewDirectory::create(directory));
-    RETURN_IF_ERROR(check_space(target.path(), plan.bytes));
+    RETURN_IF_ERROR(check_space(target.path(),
+                                plan.options.sparse ? plan.n_tensors * kEntryBytes : plan.bytes));
     ShardWriter writer(plan, progress);
     for (const SyntheticShard& shard : plan.shards)
         RETURN_IF_ERROR(writer.write(shard, target.path()));

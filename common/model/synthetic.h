@@ -19,7 +19,14 @@ struct SyntheticOptions {
     std::uint32_t n_experts = 64;
     std::uint32_t vocab_size = 4096;
     std::uint64_t seed = 1;
+    /// Data are left out: every file has its real header and size and takes next to no room, and
+    /// every weight reads as zero. Vision tensors are there as released, and tensors lie in the
+    /// released order, so that at full size (kReleasedSize) each file has the released size.
+    bool sparse = false;
 };
+
+/// 96 shards, 497,220 tensors, 1.56 TB. Spec section 2.1.
+inline constexpr SyntheticOptions kReleasedSize{93, 896, 163840, 1, true};
 
 struct SyntheticShard {
     std::string file;  // "model-00001-of-000006.safetensors"
@@ -31,10 +38,11 @@ struct SyntheticPlan {
     SyntheticOptions options;
     ModelConfig config;
     std::string config_json;
-    std::vector<SyntheticShard> shards;  // one a layer and one for what belongs to none
-    std::uint64_t bytes = 0;             // payload of all shards
-    std::uint64_t bytes_per_token =
-        0;  // read by a decode step: the trunk and top_k experts a layer
+    std::vector<SyntheticShard>
+        shards;               // one a layer, one for what belongs to none; sparse: vision
+    std::uint64_t bytes = 0;  // payload of all shards
+    std::uint64_t n_tensors = 0;
+    std::uint64_t bytes_per_token = 0;  // of a decode step: the trunk and top_k experts a layer
 };
 
 /// Layer kinds as released: every fourth layer MLA, the last of 93 too.
@@ -46,9 +54,10 @@ Result<SyntheticPlan> plan_synthetic(const SyntheticOptions& options);
 /// when all is written. An attempt that fails leaves nothing, and one that was killed leaves
 /// `directory`.partial, which the next one takes over. Every byte is a function of options alone,
 /// tensor by tensor (from its name and the seed). `progress(done, total)` is called every few
-/// megabytes; false stops. Errors: io, resource_exhausted (disk space, both numbers, before
-/// anything is written; no parent; written by another process), invalid_argument (the directory
-/// exists), cancelled.
+/// megabytes (sparse: after every shard); false stops. Errors: io, resource_exhausted (disk space,
+/// both numbers, before anything is written; no parent; written by another process; a sparse file
+/// is too large for the file system), unsupported (the file system has no sparse files),
+/// invalid_argument (the directory exists), cancelled.
 Status write_synthetic(const SyntheticPlan& plan, const std::filesystem::path& directory,
                        const std::function<bool(std::uint64_t, std::uint64_t)>& progress);
 

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -67,6 +68,29 @@ Status SafetensorsWriter::append(std::span<const std::byte> bytes) {
         bytes = bytes.subspan(static_cast<std::size_t>(n));
         written_ += static_cast<std::uint64_t>(n);
     }
+    return Status::ok();
+}
+
+Status SafetensorsWriter::leave_hole() {
+    constexpr std::uint64_t kBlock = 512;  // unit of st_blocks, whatever the file system's own is
+    if (::ftruncate(fd_.get(), static_cast<off_t>(file_bytes_)) != 0) {
+        if (errno != EFBIG && errno != EINVAL) return write_error(errno, path_, file_bytes_);
+        return Error{ErrorCode::resource_exhausted,
+                     fmt::format("{} cannot have {} bytes: its file system, or the limit on file "
+                                 "sizes (ulimit -f), allows no file of this size",
+                                 path_.string(), file_bytes_),
+                     "choose a directory on a file system such as ext4, xfs or tmpfs"};
+    }
+    struct stat status = {};
+    if (::fstat(fd_.get(), &status) != 0) return system_error(errno, "look at", path_);
+    const std::uint64_t taken = static_cast<std::uint64_t>(status.st_blocks) * kBlock;
+    if (taken > written_ + (file_bytes_ - written_) / 2)
+        return Error{ErrorCode::unsupported,
+                     fmt::format("{} takes {} of {} bytes although most were left out: its file "
+                                 "system has no sparse files",
+                                 path_.string(), taken, file_bytes_),
+                     "choose a directory on a file system such as ext4, xfs or tmpfs"};
+    written_ = file_bytes_;
     return Status::ok();
 }
 

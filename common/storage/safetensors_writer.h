@@ -31,7 +31,12 @@ class SafetensorsWriter {
     /// The next bytes of the data; any number at a time.
     Status append(std::span<const std::byte> bytes);
 
-    /// All data must have been appended.
+    /// Leaves out the data that were not appended: a hole, which reads as zeros and takes no room.
+    /// Errors: resource_exhausted (the file system or a limit of this process allows no file of
+    /// this size), unsupported (the file system gave it room all the same), io.
+    Status leave_hole();
+
+    /// All data must have been appended or left out.
     Status finish();
 
     /// Of the whole file, header and data.

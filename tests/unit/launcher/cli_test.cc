@@ -180,3 +180,15 @@ TEST_CASE("verify takes a path and what to compare it with") {
     CHECK(refusal({"verify"}).find("path is required") != std::string::npos);
     CHECK(refusal({"verify", "/m", "--sha256", ""}).find("--sha256 is empty") != std::string::npos);
 }
+
+TEST_CASE("a sparse checkpoint has the released size and no other") {
+    auto parsed = parse({"synth", "--sparse", "out"});
+    REQUIRE(parsed.has_value());
+    const model::SyntheticOptions options = std::get<SynthCommand>(*parsed).options;
+    CHECK(options.sparse);
+    CHECK(options.n_layers == 93);
+    CHECK(options.n_experts == 896);
+    CHECK(options.vocab_size == 163840);
+    CHECK(refusal({"synth", "--sparse", "out", "--layers", "5"}) ==
+          "synth: --sparse and --layers exclude each other; see k3pipe synth --help");
+}

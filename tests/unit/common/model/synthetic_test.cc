@@ -1,6 +1,8 @@
 #include "common/model/synthetic.h"
 
 #include <doctest/doctest.h>
+#include <signal.h>
+#include <sys/resource.h>
 
 #include <string>
 
@@ -89,6 +91,56 @@ TEST_CASE("an interrupted write leaves nothing, an existing directory is not tou
     REQUIRE_FALSE(refused.has_value());
     CHECK(refused.error().code == ErrorCode::invalid_argument);
     CHECK(fs::is_empty(dir.path() / "out"));
+}
+
+TEST_CASE("the sparse checkpoint has the released files, sizes and tensors") {
+    const auto plan = plan_synthetic(kReleasedSize);
+    REQUIRE(plan.has_value());
+    CHECK(plan->shards.size() == 96);
+    CHECK(plan->n_tensors == 497'220);
+    CHECK(plan->bytes == 1'560'860'324'864);  // total_size of the released index
+    test::TempDir dir;
+    const fs::path out = dir.path() / "out";
+    const Status written =
+        write_synthetic(*plan, out, [](std::uint64_t, std::uint64_t) { return true; });
+    REQUIRE_MESSAGE(written.has_value(), written.error().sentence());
+
+    // Spec section 2.1: the bytes of each file, header included.
+    std::uint64_t sum = 0;
+    for (std::uint32_t i = 0; i < 96; ++i) {
+        const bool long_name = i >= 10;  // of the layer, one digit more in every tensor's name
+        std::uint64_t bytes = long_name ? 16'990'916'912 : 16'990'911'504;
+        if (i < 93 && plan->config.layer_kinds[i] == LayerKind::mla)
+            bytes = long_name ? 16'567'507'176 : 16'567'501'776;
+        if (i == 0) bytes = 2'341'216'112;
+        if (i == 93) bytes = 4'697'664'072;
+        if (i == 94) bytes = 92'289'328;
+        if (i == 95) bytes = 802'448'352;
+        CAPTURE(i);
+        CHECK(fs::file_size(out / plan->shards[i].file) == bytes);
+        sum += bytes;
+    }
+    CHECK(sum == 1'560'936'091'448);
+}
+
+TEST_CASE("a file system that cannot hold a sparse file is refused by name and size") {
+    const auto plan = plan_synthetic({4, 16, 512, 1, true});
+    REQUIRE(plan.has_value());
+    test::TempDir dir;
+    rlimit before = {};
+    REQUIRE(::getrlimit(RLIMIT_FSIZE, &before) == 0);
+    const auto handler = ::signal(SIGXFSZ, SIG_IGN);
+    const rlimit small = {1'000'000'000, before.rlim_max};
+    REQUIRE(::setrlimit(RLIMIT_FSIZE, &small) == 0);
+    const Status status = write_synthetic(*plan, dir.path() / "out",
+                                          [](std::uint64_t, std::uint64_t) { return true; });
+    REQUIRE(::setrlimit(RLIMIT_FSIZE, &before) == 0);
+    ::signal(SIGXFSZ, handler);
+    REQUIRE_FALSE(status.has_value());
+    CHECK(status.error().code == ErrorCode::resource_exhausted);
+    CHECK(test::contains(status.error().message, "2341216112"));
+    CHECK(test::contains(status.error().message, "model-00001-of-000007.safetensors"));
+    CHECK(fs::is_empty(dir.path()));
 }
 
 }  // namespace k3::model
