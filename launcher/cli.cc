@@ -200,6 +200,12 @@ Result<CommandLine> parse_command_line(int argc, const char* const* argv) {
     if (verb == verbs.plan) return CommandLine(std::move(raw.plan));
     if (verb == verbs.pack) return complete_pack(verb, raw);
     if (verb == verbs.verify) return CommandLine(std::move(raw.verify));
+    if (verb == verbs.init) return CommandLine(std::move(raw.init));
+    if (verb == verbs.doctor) {
+        if (!raw.doctor.config.empty() && !raw.doctor.model.empty())
+            return usage("doctor: give a model or -c, not both", "doctor");
+        return CommandLine(std::move(raw.doctor));
+    }
     return complete_synth(verbs.synth, std::move(raw.synth));
 }
 

@@ -72,6 +72,20 @@ struct PlanCommand {
     std::filesystem::path config;
     std::string name;
     std::filesystem::path run_dir;
+    std::uint64_t disk_rate = 0;  // bytes per second; 0: measured
+    std::uint64_t memory_rate = 0;
+};
+
+/// `k3pipe init`: writes a pipeline file with budgets for some memory.
+struct InitCommand {
+    std::filesystem::path model;
+    std::filesystem::path file;   // empty: to standard output
+    std::string preset = "auto";  // 8g, 16g, ..., max
+};
+
+struct DoctorCommand {
+    std::filesystem::path config;  // at most one of these two; none: the machine only
+    std::filesystem::path model;
 };
 
 struct SynthCommand {
@@ -96,8 +110,9 @@ struct VerifyCommand {
 /// Nothing left to do: help or the version has been printed.
 struct NothingCommand {};
 
-using CommandLine = std::variant<NothingCommand, UpCommand, RunCommand, StatusCommand, DownCommand,
-                                 PlanCommand, SynthCommand, PackCommand, VerifyCommand>;
+using CommandLine =
+    std::variant<NothingCommand, UpCommand, RunCommand, StatusCommand, DownCommand, PlanCommand,
+                 InitCommand, DoctorCommand, SynthCommand, PackCommand, VerifyCommand>;
 
 /// Error: invalid_argument, with the nearest verb or flag where there is one.
 Result<CommandLine> parse_command_line(int argc, const char* const* argv);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "common/base/settings.h"
+#include "launcher/preset.h"
 
 namespace k3::launcher {
 
@@ -115,6 +116,17 @@ CLI::Validator one_of(std::vector<std::string> choices) {
         return fmt::format("'{}' is not one of {}", text, fmt::join(choices, ", "));
     };
     return {check, ""};
+}
+
+/// "1.2GB" becomes 1200000000.
+CLI::Validator size_in_bytes() {
+    auto convert = [](std::string& text) -> std::string {
+        const auto bytes = parse_bytes(text);
+        if (!bytes.has_value()) return bytes.error().sentence();
+        text = std::to_string(*bytes);
+        return "";
+    };
+    return {convert, ""};
 }
 
 CLI::Validator count() { return whole_number(std::numeric_limits<std::uint32_t>::max()); }
@@ -299,11 +311,44 @@ void declare_verbs(CLI::App& app, RawCommands& raw, Verbs* verbs) {
     add_run_dir(verbs->down, &raw.down.run_dir);
 
     verbs->plan = app.add_subcommand(
-        "plan", "Show what would be started: command lines to copy, memory, bytes read per token.");
+        "plan", "Show what would be started: command lines to copy, memory, seconds per token.");
     add_examples(verbs->plan, "Example: k3pipe plan -c configs/demo.toml\n");
     add_config(verbs->plan, &raw.plan.config, &raw.plan.run_dir);
     verbs->plan->add_option("--name", raw.plan.name, "call it so [name in the file]")
         ->option_text("NAME");
+    verbs->plan
+        ->add_option("--disk-rate", raw.plan.disk_rate,
+                     "bytes per second of the checkpoint's disk [measured]")
+        ->option_text("BYTES")
+        ->transform(size_in_bytes());
+    verbs->plan
+        ->add_option("--memory-rate", raw.plan.memory_rate, "bytes per second of memory [measured]")
+        ->option_text("BYTES")
+        ->transform(size_in_bytes());
+
+    verbs->init = app.add_subcommand(
+        "init", "Write a pipeline file with budgets for the memory of this or another box.");
+    add_examples(verbs->init, "Example: k3pipe init MODEL --preset 32g -o k3.toml\n");
+    verbs->init->add_option("model", raw.init.model, "directory of the checkpoint")
+        ->required()
+        ->option_text(" ");
+    verbs->init->add_option("--preset", raw.init.preset, "memory of all processes together [auto]")
+        ->check(one_of(preset_names()))
+        ->option_text("auto|8g|16g|32g|64g|128g|max");
+    verbs->init->add_option("-o,--output", raw.init.file, "write it here [standard output]")
+        ->option_text("FILE");
+
+    verbs->doctor = app.add_subcommand(
+        "doctor", "Check machine, disk and checkpoint, and advise on a configuration.");
+    add_examples(verbs->doctor,
+                 "Examples:\n"
+                 "  k3pipe doctor MODEL\n"
+                 "  k3pipe doctor -c pipeline.toml\n");
+    verbs->doctor->add_option("model", raw.doctor.model, "directory of the checkpoint [none]")
+        ->option_text(" ");
+    verbs->doctor
+        ->add_option("-c,--config", raw.doctor.config, "pipeline file; its checkpoint is looked at")
+        ->option_text("FILE");
 
     verbs->synth = app.add_subcommand(
         "synth", "Write a checkpoint of random weights in the released layout, for benchmarks.");

@@ -19,6 +19,8 @@ struct RawCommands {
     StatusCommand status;
     DownCommand down;
     PlanCommand plan;
+    InitCommand init;
+    DoctorCommand doctor;
     SynthCommand synth;
     PackCommand pack;
     VerifyCommand verify;
@@ -34,6 +36,8 @@ struct Verbs {
     CLI::App* status;
     CLI::App* down;
     CLI::App* plan;
+    CLI::App* init;
+    CLI::App* doctor;
     CLI::App* synth;
     CLI::App* pack;
     CLI::App* verify;

@@ -10,6 +10,8 @@ int run(const RunCommand& command);
 int status(const StatusCommand& command);
 int down(const DownCommand& command);
 int plan(const PlanCommand& command);
+int init(const InitCommand& command);
+int doctor(const DoctorCommand& command);
 int synth(const SynthCommand& command);
 int pack_checkpoint(const PackCommand& command);
 int verify(const VerifyCommand& command);

@@ -116,6 +116,13 @@ Status check_complete(const model::Model& model) {
     return model::check_expert_tensors(*model.checkpoint, model.config, 0, model.config.n_layers);
 }
 
+std::vector<std::filesystem::path> shard_paths(const storage::Checkpoint& checkpoint) {
+    std::vector<std::filesystem::path> paths;
+    for (std::uint32_t shard = 0; shard < checkpoint.n_shards(); ++shard)
+        paths.push_back(checkpoint.shard_path(shard));
+    return paths;
+}
+
 std::string model_table(const model::Model& model) {
     const model::ModelConfig& config = model.config;
     const ModelSizes sizes = model::model_sizes(config);

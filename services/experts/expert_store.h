@@ -22,6 +22,7 @@
 
 #include "common/base/result.h"
 #include "common/model/load.h"
+#include "common/model/memory_plan.h"
 #include "common/model/placement.h"
 #include "common/pack/expert_record.h"
 #include "common/storage/direct_file.h"
@@ -46,9 +47,7 @@ class ExpertStore {
     virtual std::uint64_t record_bytes() const noexcept = 0;
 
     /// Bytes of the slot that read() wants: the blocks that a record touches wherever it begins.
-    std::uint64_t slot_bytes() const noexcept {
-        return storage::kBlockBytes + storage::block_ceiling(record_bytes());
-    }
+    std::uint64_t slot_bytes() const noexcept { return model::expert_slot_bytes(record_bytes()); }
 
     /// Reads the expert's weights into `slot` (slot_bytes() long, beginning on a block) and returns
     /// where in it they lie: [record_bytes()], laid out as docs/formats/expert_record.md says.

@@ -9,6 +9,7 @@
 #include "common/base/log.h"
 #include "common/base/memory.h"
 #include "common/base/settings.h"
+#include "common/model/memory_plan.h"
 #include "common/transport/tensor_io.h"
 #include "services/experts/pack_store.h"
 
@@ -18,9 +19,6 @@ namespace {
 
 /// A sum of 32 terms below 2^18, times 2^40, could reach 2^63.
 constexpr std::uint32_t kMostTerms = 31;
-/// Replies larger than a slot go inline; /dev/shm may be as small as 64 MB for all services.
-constexpr std::size_t kMaxSlotBytes = std::size_t{2} << 20U;
-constexpr std::uint32_t kReplySlots = 8;
 
 /// What --cache-bytes 0 stands for, and whether an explicit budget can be had. Of the latter,
 /// `set_aside` bytes are for other things than slots.
@@ -169,9 +167,9 @@ Status Service::build() {
 
 void Service::make_arena() {
     if (!options_.use_shm) return;
+    const model::ArenaSize size = model::expert_reply_arena(config_, options_.max_call_rows);
     auto arena = transport::Arena::create(
-        {transport::segment_name(options_.run_id, options_.name),
-         std::min(sums_.size() * sizeof(std::int64_t), kMaxSlotBytes), kReplySlots});
+        {transport::segment_name(options_.run_id, options_.name), size.slot_bytes, size.n_slots});
     if (arena.has_value())
         arena_ = std::move(arena).value();
     else  // the other lane always works

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "common/base/log.h"
+#include "common/model/memory_plan.h"
 #include "common/transport/tensor_io.h"
 
 namespace k3::trunk {
@@ -65,13 +66,12 @@ Result<std::unique_ptr<ExpertClient>> ExpertClient::create(Options options,
         client->peers_.emplace_back().channel = std::move(channel);
     }
     if (own.use_shm && n > 0) {
-        // A slot is read before its server replies, so twice the calls of a layer is ample; a
-        // server that takes few rows at a time may still find one overwritten, and is asked again.
+        const model::ArenaSize size =
+            model::trunk_call_arena(own.needs.latent_size, own.max_rows, n);
         ASSIGN_OR_RETURN(client->arena_,
                          transport::Arena::create(
                              {transport::segment_name(own.run_id, own.needs.self + "-calls"),
-                              client->rows_.size() * sizeof(float),
-                              static_cast<std::uint32_t>(std::max<std::size_t>(4, 2 * n))}));
+                              size.slot_bytes, size.n_slots}));
     }
     return client;
 }

@@ -17,6 +17,7 @@
 #include "common/kernels/isa.h"
 #include "common/kernels/parallel.h"
 #include "common/model/load.h"
+#include "common/model/memory_plan.h"
 #include "common/pack/packed_model.h"
 #include "common/transport/service_options.h"
 #include "services/trunk/expert_client.h"
@@ -171,17 +172,12 @@ Status load_and_connect(Parts& parts, LayerRange range,
 
 /// Outputs of a few steps; too little shared memory costs speed, not the service.
 std::unique_ptr<transport::Arena> make_arena(const TrunkSettings& settings, const Stage& stage) {
-    constexpr std::size_t kLogitRows = 16;  // of one step; more go inline
-    constexpr std::uint32_t kSlots = 4;
     if (settings.service.payload != "shm") return nullptr;
-    const model::ModelConfig& config = stage.config();
-    const std::size_t floats =
-        stage.range().is_last(config)
-            ? std::min(stage.max_step_rows(), kLogitRows) * config.vocab_size
-            : stage.max_step_rows() * stage.out_vectors() * config.hidden_size;
+    const model::ArenaSize size =
+        model::trunk_reply_arena(stage.config(), stage.range(), stage.max_step_rows());
     auto arena = transport::Arena::create(
-        {transport::segment_name(settings.service.run(), settings.service.name),
-         floats * sizeof(float), kSlots});
+        {transport::segment_name(settings.service.run(), settings.service.name), size.slot_bytes,
+         size.n_slots});
     if (arena.has_value()) return std::move(arena).value();
     log::warn("replies go inline: " + arena.error().sentence());
     return nullptr;
@@ -208,7 +204,12 @@ Result<std::optional<StreamedWeights::Options>> plan_streaming(const TrunkSettin
 }
 
 /// A stage that is too large for this machine is refused before anything is read.
-Status check_memory(const model::ModelConfig& config, LayerRange range, std::uint64_t need) {
+Status check_memory(const TrunkSettings& settings, const model::ModelConfig& config,
+                    LayerRange range, std::uint64_t weights_bytes) {
+    const std::uint64_t need =
+        weights_bytes + model::step_buffer_bytes(config, range,
+                                                 static_cast<std::uint64_t>(settings.max_step_rows),
+                                                 static_cast<std::uint64_t>(kernels::threads()));
     ASSIGN_OR_RETURN(const AvailableMemory available, available_memory());
     if (need <= available.bytes) return Status::ok();
     return Error{
@@ -269,9 +270,10 @@ Status build(const TrunkSettings& settings, transport::Server& server, Parts& pa
     ASSIGN_OR_RETURN(const auto streamed, plan_streaming(settings, config, range, server));
     if (parts.pack != nullptr)
         RETURN_IF_ERROR(check_pack(*parts.pack, config, range, streamed.has_value()));
-    RETURN_IF_ERROR(check_memory(config, range,
-                                 streamed.has_value() ? streamed->plan.memory_bytes()
-                                                      : RamWeights::bytes_to_load(config, range)));
+    RETURN_IF_ERROR(check_memory(settings, config, range,
+                                 streamed.has_value()
+                                     ? streamed->plan.memory_bytes()
+                                     : model::resident_weight_bytes(config, range)));
 
     std::atomic<bool> gave_up{false};
     ExpertClient::Options client;

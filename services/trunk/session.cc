@@ -1,7 +1,6 @@
 #include "services/trunk/session.h"
 
 #include <cstring>
-#include <limits>
 #include <utility>
 
 #include "common/base/settings.h"
@@ -9,24 +8,20 @@
 namespace k3::trunk {
 
 SessionLayout::SessionLayout(const model::ModelConfig& config, LayerRange range, int n_threads)
-    : range_(range), kda_(config.kda), mla_(config.mla) {
+    : range_(range),
+      kda_(config.kda),
+      mla_(config.mla),
+      size_(model::session_size(config, range, static_cast<std::uint64_t>(n_threads))) {
     const std::size_t dim = kda_.head_dim;
     head_floats_ = dim * dim + std::size_t{3} * (kda_.conv_kernel - 1) * dim;
     std::size_t n_kda = 0;
     for (std::uint32_t layer = range.first; layer < range.end(); ++layer)
         index_.push_back(config.layer_kinds[layer] == model::LayerKind::kda ? n_kda++ : n_mla_++);
     kda_floats_ = n_kda * kda_.n_heads * head_floats_;
-    if (n_mla_ > 0)
-        position_floats_ = n_mla_ * (mla_.kv_lora_rank + mla_.qk_rope_head_dim) +
-                           static_cast<std::uint64_t>(n_threads);
 }
 
 std::uint64_t SessionLayout::bytes(std::uint64_t max_positions) const noexcept {
-    constexpr std::uint64_t kMost = std::numeric_limits<std::uint64_t>::max();
-    const std::uint64_t fixed = kda_floats_ * sizeof(float);
-    if (position_floats_ == 0) return fixed;
-    if (max_positions > (kMost - fixed) / sizeof(float) / position_floats_) return kMost;
-    return fixed + max_positions * position_floats_ * sizeof(float);
+    return size_.bytes(max_positions);
 }
 
 Result<std::unique_ptr<Session>> Session::create(const SessionLayout& layout, std::uint64_t id,

@@ -18,6 +18,7 @@
 
 #include "common/base/result.h"
 #include "common/model/config.h"
+#include "common/model/memory_plan.h"
 #include "services/trunk/buffer.h"
 #include "services/trunk/layer_range.h"
 
@@ -36,9 +37,9 @@ class SessionLayout {
     LayerRange range_;
     model::KdaConfig kda_;
     model::MlaConfig mla_;
-    std::size_t head_floats_ = 0;        // of one KDA head: matrix and three histories
-    std::size_t kda_floats_ = 0;         // of all KDA layers together
-    std::uint64_t position_floats_ = 0;  // of one position in all MLA layers, and its scores
+    model::SessionSize size_;
+    std::size_t head_floats_ = 0;  // of one KDA head: matrix and three histories
+    std::size_t kda_floats_ = 0;   // of all KDA layers together
     std::size_t n_mla_ = 0;
     std::vector<std::size_t> index_;  // [count], place among the layers of the same kind
 };

@@ -3,9 +3,14 @@
 #include <doctest/doctest.h>
 #include <sys/resource.h>
 
+#include <filesystem>
+#include <fstream>
 #include <string>
+#include <vector>
 
 #include "common/model/synthetic.h"
+#include "tests/support/checkpoint_copy.h"
+#include "tests/support/golden.h"
 #include "tests/support/pipeline.h"
 
 using namespace k3;
@@ -29,6 +34,36 @@ std::string row_of(const std::string& table, const std::string& name) {
     return at == std::string::npos ? "" : table.substr(at + 1, table.find('\n', at + 1) - at - 1);
 }
 
+/// The digits of the first number of a line: "  all processes   1,234" -> 1234.
+std::uint64_t number_of(const std::string& line) {
+    std::uint64_t number = 0;
+    for (char c : line)
+        if (c >= '0' && c <= '9') number = number * 10 + static_cast<std::uint64_t>(c - '0');
+    return number;
+}
+
+/// Largest resident size of a process, shared-memory segments that it maps not counted.
+std::uint64_t peak_bytes(pid_t pid) {
+    std::ifstream status("/proc/" + std::to_string(pid) + "/status");
+    std::uint64_t peak_kib = 0;
+    std::uint64_t shared_kib = 0;
+    for (std::string line; std::getline(status, line);) {
+        if (line.starts_with("VmHWM:")) peak_kib = number_of(line);
+        if (line.starts_with("RssShmem:")) shared_kib = number_of(line);
+    }
+    REQUIRE(peak_kib > 0);
+    return (peak_kib - shared_kib) * 1024;
+}
+
+/// All segments in /dev/shm of a run.
+std::uint64_t segment_bytes(const std::string& run_id) {
+    std::uint64_t sum = 0;
+    for (const auto& entry : std::filesystem::directory_iterator("/dev/shm"))
+        if (entry.path().filename().string().starts_with("k3-" + run_id + "-"))
+            sum += entry.file_size();
+    return sum;
+}
+
 }  // namespace
 
 // First in this file: the memory of all children so far is the memory of this one.
@@ -36,11 +71,10 @@ TEST_CASE("plan on the released size tells its exact bytes within a second and 2
     World world;
     const auto full = model::plan_synthetic(model::kReleasedSize);
     REQUIRE(full.has_value());
-    const Status written = model::write_synthetic(*full, world.path() / "full",
-                                                  [](std::uint64_t, std::uint64_t) { return true; });
+    const Status written = model::write_synthetic(
+        *full, world.path() / "full", [](std::uint64_t, std::uint64_t) { return true; });
     REQUIRE_MESSAGE(written.has_value(), written.error().sentence());
-    const std::string config =
-        world.write("full.toml", "[pipeline]\nmodel = 'full'\n").string();
+    const std::string config = world.write("full.toml", "[pipeline]\nmodel = 'full'\n").string();
     const Ended plan = world.k3pipe({"plan", "-c", config});
     INFO(plan.err);
     INFO(plan.out);
@@ -55,6 +89,9 @@ TEST_CASE("plan on the released size tells its exact bytes within a second and 2
         CHECK(seconds_of(used.ru_utime) + seconds_of(used.ru_stime) < 2.0);
     }
 
+    // No prediction from holes, and none of the numbers of this machine.
+    CHECK(has(plan.out, "not measured: the files are sparse"));
+    CHECK(has(plan.out, "KDA matrices 434,110,464, histories 30,523,392"));
     CHECK(has(plan.out, "complete: 497,052 tensors in 94 files"));  // without vision's 168 and 2
     struct Row {
         const char* name;
@@ -95,6 +132,29 @@ TEST_CASE("plan on the released size tells its exact bytes within a second and 2
         CAPTURE(line);
         for (const char* figure : row.figures) CHECK(has(line + " ", figure));
     }
+
+    const Ended rates =
+        world.k3pipe({"plan", "-c", config, "--disk-rate", "3.2GB", "--memory-rate", "100GB"});
+    CHECK(has(rates.out, "9.442"));  // 25.83 GB + 136.99 GB, spec section 5.4
+    CHECK(has(rates.out, "3.20 GB/s (as given)"));
+
+    // Every preset is used up to a few experts' size, and never more.
+    for (const auto& [preset, most] : {std::pair<const char*, std::uint64_t>{"8g", 8'160'437'851},
+                                       {"32g", 32'641'751'404},
+                                       {"128g", 130'567'005'787}}) {
+        CAPTURE(preset);
+        const std::string file = (world.path() / preset).string() + ".toml";
+        const Ended made = world.k3pipe(
+            {"init", (world.path() / "full").string(), "--preset", preset, "-o", file});
+        INFO(made.err);
+        REQUIRE(made.code == 0);
+        const Ended budgets = world.k3pipe({"plan", "-c", file});
+        CAPTURE(budgets.err);
+        REQUIRE(budgets.code == 0);
+        const std::uint64_t sum = number_of(row_of(budgets.out, "all processes"));
+        CHECK(sum <= most);
+        CHECK(sum > most - most / 20);
+    }
 }
 
 TEST_CASE("plan refuses a checkpoint that lacks a tensor, and names it") {
@@ -103,13 +163,101 @@ TEST_CASE("plan refuses a checkpoint that lacks a tensor, and names it") {
     REQUIRE(small.has_value());
     REQUIRE(small->shards[2].tensors.back().name.ends_with("w3.weight_scale"));
     small->shards[2].tensors.pop_back();
-    REQUIRE(model::write_synthetic(*small, world.path() / "small",
-                                   [](std::uint64_t, std::uint64_t) { return true; })
-                .has_value());
-    const std::string config =
-        world.write("small.toml", "[pipeline]\nmodel = 'small'\n").string();
+    REQUIRE(
+        model::write_synthetic(*small, world.path() / "small", [](std::uint64_t, std::uint64_t) {
+            return true;
+        }).has_value());
+    const std::string config = world.write("small.toml", "[pipeline]\nmodel = 'small'\n").string();
     const Ended plan = world.k3pipe({"plan", "-c", config});
     CHECK(plan.code == 3);
     CHECK(has(plan.sentence(), "lacks 1 of"));
     CHECK(has(plan.sentence(), "layers.2.block_sparse_moe.experts.9.w3.weight_scale"));
+}
+
+TEST_CASE("the planned memory is what a running pipeline has, segments counted once") {
+    World world;
+    const std::string stages =
+        "[experts]\ncount = 2\ncache_bytes = '2MiB'\n[trunk]\nsession_bytes = '8MiB'\n";
+    const std::string config =
+        world
+            .write("demo.toml",
+                   "[pipeline]\nmodel = '" + demo_model_dir().string() + "'\n" + stages)
+            .string();
+    const Ended plan = world.k3pipe({"plan", "-c", config});
+    INFO(plan.err);
+    REQUIRE(plan.code == 0);
+    CAPTURE(plan.out);
+    const std::uint64_t planned = number_of(row_of(plan.out, "all processes"));
+
+    Pipeline pipeline(world, "demo", demo_model_dir(), stages);
+    REQUIRE_FALSE(pipeline.ask(of_text("The capital of France is", 8)).error.has_value());
+    const auto record = world.record("demo");
+    REQUIRE(record.has_value());
+    std::uint64_t measured = peak_bytes(pipeline.program().pid());
+    for (const launcher::StageRecord& stage : record->stages)
+        measured += peak_bytes(static_cast<pid_t>(stage.pid));
+    measured += segment_bytes(record->run_id);
+    CAPTURE(measured);
+    CAPTURE(planned);
+    if (!kIsSanitized) {
+        CHECK(measured <= planned);
+        // Most of so small a pipeline are programs and libraries, and the sessions are not full.
+        CHECK(measured > planned / 2);
+    }
+}
+
+TEST_CASE("init writes a file that runs as it is, and overwrites none") {
+    World world;
+    for (const std::filesystem::path& model : {demo_model_dir(), golden_dir() / "tiny-k3"}) {
+        const std::string file = (world.path() / (model.filename().string() + ".toml")).string();
+        const Ended made = world.k3pipe({"init", model.string(), "--preset", "8g", "-o", file});
+        INFO(made.err);
+        REQUIRE(made.code == 0);
+        CHECK(has(world.k3pipe({"plan", "-c", file}).out, "  all processes  "));
+        const Ended again = world.k3pipe({"init", model.string(), "-o", file});
+        CHECK(again.code == 2);
+        CHECK(has(again.sentence(), "exists already"));
+        const Ended answer = world.k3pipe(
+            {"run", "-c", file, "--ids", "1,2,3", "--max-tokens", "2", "--ignore-eos"});
+        INFO(answer.err);
+        CHECK(answer.code == 0);
+    }
+    CHECK(world.k3pipe({"init", demo_model_dir().string(), "--preset", "12g"}).code == 2);
+}
+
+TEST_CASE("doctor finds nothing wrong with a good checkpoint, and every shard that is not") {
+    World world;
+    const Ended fine = world.k3pipe({"doctor", demo_model_dir().string()});
+    INFO(fine.out);
+    CHECK(fine.code == 0);
+    for (const char* subject : {"processor", "memory", "huge pages", "open files", "locked memory",
+                                "shared memory", "memory speed", "disk speed", "checksums"})
+        CHECK(has(fine.out, subject));
+    CHECK(has(fine.out, "complete"));
+    CHECK(has(fine.out, "cache_bytes = "));
+    CHECK(has(fine.out, "--record, once"));
+    CHECK_FALSE(has(fine.out, "FAILS"));
+
+    CheckpointCopy damaged(demo_model_dir());
+    damaged.remove("model-00001-of-000003.safetensors");
+    damaged.truncate("model-00003-of-000003.safetensors", 100'000);
+    const Ended sick = world.k3pipe({"doctor", damaged.path().string()});
+    INFO(sick.out);
+    CHECK(sick.code == 3);
+    CHECK(has(sick.out, "1 of 3 shards are missing: 1"));
+    CHECK(has(sick.out, "model-00003-of-000003.safetensors: truncated"));
+}
+
+TEST_CASE("doctor fails where a pipeline file asks for more memory than there is") {
+    World world;
+    const std::string text = "[pipeline]\nmodel = '" + demo_model_dir().string() + "'\n";
+    const std::string large =
+        world.write("large.toml", text + "[trunk]\nsession_bytes = '900TiB'\n");
+    const Ended failed = world.k3pipe({"doctor", "-c", large});
+    CHECK(failed.code == 4);
+    CHECK(has(failed.out, "FAILS   budget"));
+    const std::string small = world.write("small.toml", text + "[experts]\ncache_bytes = '8kB'\n");
+    const Ended refused = world.k3pipe({"doctor", "-c", small});
+    CHECK(refused.code == 4);
+    CHECK(has(refused.out, "a cache of 8000 bytes holds"));
 }

@@ -1,0 +1,43 @@
+#pragma once
+// What `k3pipe doctor` looks at: machine, limits, disk, checkpoint.
+//
+// Looking changes nothing: no file is written, and reads for measuring are bounded in time.
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "common/base/cores.h"
+#include "common/base/error.h"
+#include "common/model/load.h"
+
+namespace k3::launcher {
+
+enum class Grade {
+    fine,
+    advice,   // works, and could be better
+    failure,  // something will not work
+};
+
+struct Diagnosis {
+    Grade grade = Grade::fine;
+    std::string subject;  // "memory"
+    std::string text;
+    std::string remedy;                    // empty if fine
+    ErrorCode code = ErrorCode::internal;  // of a failure: decides the exit code
+};
+
+/// Processor, memory, huge pages, limits, shared memory. `root` is put before /proc and /sys
+/// (tests).
+std::vector<Diagnosis> examine_machine(const std::filesystem::path& root = "/");
+
+/// Shards that are absent, short or damaged, each by name; nothing if all are there.
+std::vector<Diagnosis> examine_shards(const std::filesystem::path& directory);
+
+/// Whether this process may open all shards at once, with room for sockets.
+Diagnosis examine_open_files(std::size_t n_shards);
+
+/// How fast the checkpoint's disk reads, and whether reads are checked against checksums.
+std::vector<Diagnosis> examine_disk(const model::Model& model);
+
+}  // namespace k3::launcher

@@ -1,0 +1,271 @@
+#include "launcher/plan_memory.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <iterator>
+#include <numeric>
+#include <optional>
+
+#include "common/base/settings.h"
+#include "common/model/memory_plan.h"
+#include "common/model/placement.h"
+#include "common/model/tensor_names.h"
+#include "common/transport/lane_host.h"
+#include "launcher/plan_model.h"
+
+namespace k3::launcher {
+
+using msg::ServiceKind;
+
+namespace {
+
+// Defaults of k3-trunk and k3-experts.
+constexpr std::uint64_t kDefaultRows = 256;
+
+std::uint64_t sum_of(const std::vector<MemoryItem>& items) {
+    return std::accumulate(
+        items.begin(), items.end(), std::uint64_t{0},
+        [](std::uint64_t sum, const MemoryItem& item) { return sum + item.bytes; });
+}
+
+/// What a stage's command line says, as the service will read it.
+class Flags {
+  public:
+    explicit Flags(const StagePlan& stage) : stage_(stage) {}
+
+    std::string text(const std::string& flag, const std::string& otherwise) const {
+        const auto& argv = stage_.argv;
+        for (std::size_t i = argv.size(); i > 1; --i)
+            if (argv[i - 2] == flag) return argv[i - 1];
+        return otherwise;
+    }
+    Result<std::uint64_t> number(const std::string& flag, std::uint64_t otherwise) const {
+        const std::string value = text(flag, "");
+        if (value.empty()) return otherwise;
+        std::uint64_t number = 0;
+        const char* end = value.data() + value.size();
+        const auto [stop, problem] = std::from_chars(value.data(), end, number);
+        if (problem == std::errc() && stop == end) return number;
+        return Error{ErrorCode::invalid_argument,
+                     fmt::format("{}: {} {} is not a number", where(), flag, value),
+                     "correct it in the pipeline file"};
+    }
+    Result<std::uint64_t> bytes(const std::string& flag) const {
+        const std::string value = text(flag, "");
+        if (value.empty()) return std::uint64_t{0};
+        Result<std::uint64_t> parsed = parse_bytes(value);
+        if (!parsed) return std::move(parsed).error().with_context(where());
+        return parsed;
+    }
+    bool uses_shm() const { return text("--payload", "shm") == "shm"; }
+
+  private:
+    std::string where() const { return stage_.where.empty() ? stage_.name : stage_.where; }
+
+    const StagePlan& stage_;
+};
+
+/// Threads that compute: as set, or a core each.
+Result<std::uint64_t> threads_of(const Flags& flags, const MachineCores& machine) {
+    ASSIGN_OR_RETURN(const std::uint64_t given, flags.number("--threads", 0));
+    if (given > 0) return given;
+    const std::string cores = flags.text("--cores", "");
+    if (cores.empty()) return std::uint64_t{machine.allowed.size()};
+    ASSIGN_OR_RETURN(const CoreSet set, parse_cores(cores));
+    return std::uint64_t{set.size()};
+}
+
+class MemoryPlanner {
+  public:
+    MemoryPlanner(const PipelinePlan& plan, const Models& models, const MachineCores& machine,
+                  std::uint64_t free_bytes)
+        : plan_(plan), models_(models), machine_(machine), free_bytes_(free_bytes) {}
+
+    Result<PipelineMemory> run() {
+        out_.segments.name = "shared memory";
+        out_.processes.push_back({"k3pipe", {{"launcher and janitor", model::kLauncherBaseBytes}}});
+        for (const StagePlan& stage : plan_.stages)
+            if (stage.kind == ServiceKind::experts) ++n_expert_servers_;
+        for (const StagePlan& stage : plan_.stages)
+            if (stage.owned) RETURN_IF_ERROR(add(stage));
+        return std::move(out_);
+    }
+
+  private:
+    Status add(const StagePlan& stage) {
+        ProcessMemory process{stage.name, {{"program and libraries", model::kServiceBaseBytes}}};
+        switch (stage.kind) {
+            case ServiceKind::trunk:
+                RETURN_IF_ERROR(add_trunk(stage, process));
+                break;
+            case ServiceKind::experts:
+                RETURN_IF_ERROR(add_experts(stage, process));
+                break;
+            case ServiceKind::tokenizer:
+                add_tokenizer(stage, process);
+                break;
+            case ServiceKind::sampler:
+                for (const auto& [path, model] : models_)
+                    process.items.push_back(
+                        {"candidates", model.config.vocab_size * model::kSamplerEntryBytes});
+                break;
+            default:
+                break;
+        }
+        out_.processes.push_back(std::move(process));
+        return Status::ok();
+    }
+
+    /// It opens the checkpoint for its fingerprint only.
+    void add_tokenizer(const StagePlan& stage, ProcessMemory& process) const {
+        const model::ModelConfig& config = models_.at(stage.model).config;
+        const model::CheckpointIndexSize index = model::checkpoint_index_size(config);
+        process.items.push_back({"vocabulary", config.vocab_size * model::kTokenizerEntryBytes});
+        process.items.push_back(
+            {"index of the checkpoint, at start", index.kept_bytes + index.opening_bytes});
+    }
+
+    void add_segment(const StagePlan& stage, const char* what, const model::ArenaSize& size) {
+        out_.segments.items.push_back({fmt::format("{}, {}", stage.name, what), size.bytes()});
+    }
+
+    Status add_trunk(const StagePlan& stage, ProcessMemory& process) {
+        const Flags flags(stage);
+        const model::ModelConfig& config = models_.at(stage.model).config;
+        ASSIGN_OR_RETURN(const model::LayerRange range,
+                         model::parse_layers(flags.text("--layers", "all"), config));
+        ASSIGN_OR_RETURN(const std::uint64_t rows, flags.number("--max-step-rows", kDefaultRows));
+        ASSIGN_OR_RETURN(const std::uint64_t threads, threads_of(flags, machine_));
+        ASSIGN_OR_RETURN(std::uint64_t sessions, flags.bytes("--session-bytes"));
+        ASSIGN_OR_RETURN(const std::uint64_t budget, flags.bytes("--weights-bytes"));
+        const auto weights = model::trunk_weight_size(config, range, budget);
+        if (!weights.has_value()) return Error(weights.error()).with_context(stage.name);
+        out_.trunk_token_bytes += weights->token_bytes;
+        const std::uint64_t buffers = model::step_buffer_bytes(config, range, rows, threads);
+        process.items.push_back(
+            {"index of the checkpoint", model::checkpoint_index_size(config).kept_bytes});
+        process.items.push_back(
+            {fmt::format("weights of layers {}-{}, kept", range.first, range.end() - 1),
+             weights->kept_bytes});
+        if (weights->ring_bytes > 0)
+            process.items.push_back({"ring of weights that are read again", weights->ring_bytes});
+        process.items.push_back({fmt::format("step buffers, {} rows", rows), buffers});
+        process.items.push_back(
+            {"rows of expert calls", rows * config.moe.latent_size * sizeof(float)});
+        if (sessions == 0) {
+            sessions = (free_bytes_ - std::min(free_bytes_, weights->kept_bytes +
+                                                                weights->ring_bytes + buffers)) /
+                       4;
+            out_.notes.push_back(
+                fmt::format("{}: session_bytes is not set; a quarter of what is free after loading",
+                            stage.name));
+        }
+        process.items.push_back({"sessions, at most", sessions});
+        const model::SessionSize session = model::session_size(config, range, threads);
+        std::uint64_t positions = config.max_positions;
+        if (session.position_bytes > 0)
+            positions = std::min(positions, (sessions - std::min(sessions, session.fixed_bytes)) /
+                                                session.position_bytes);
+        out_.notes.push_back(fmt::format(
+            "{}: a session takes {} (KDA matrices {}, histories {}) and {} for each position; one "
+            "alone holds {} positions",
+            stage.name, grouped(session.fixed_bytes), grouped(session.kda_matrix_bytes),
+            grouped(session.kda_history_bytes), grouped(session.position_bytes),
+            sessions < session.fixed_bytes ? "no" : grouped(positions)));
+        if (!flags.uses_shm()) return Status::ok();
+        add_segment(stage, "replies", model::trunk_reply_arena(config, range, rows));
+        if (n_expert_servers_ > 0)
+            add_segment(stage, "expert calls",
+                        model::trunk_call_arena(config.moe.latent_size, rows, n_expert_servers_));
+        return Status::ok();
+    }
+
+    Status add_experts(const StagePlan& stage, ProcessMemory& process) {
+        const Flags flags(stage);
+        const model::ModelConfig& config = models_.at(stage.model).config;
+        ASSIGN_OR_RETURN(const model::Placement held,
+                         model::parse_share(flags.text("--share", "all"), config));
+        ASSIGN_OR_RETURN(const std::uint64_t rows, flags.number("--max-call-rows", kDefaultRows));
+        ASSIGN_OR_RETURN(std::uint64_t budget, flags.bytes("--cache-bytes"));
+        const std::uint64_t slot = model::expert_slot_bytes(model::expert_bytes(config));
+        if (budget == 0) {
+            budget = std::min(held.count() * slot, free_bytes_ / 4);
+            out_.notes.push_back(fmt::format(
+                "{}: cache_bytes is not set; its whole share, or a quarter of what is free",
+                stage.name));
+        }
+        const std::uint64_t fewest = std::min(model::kFewestExpertSlots, held.count());
+        const std::uint64_t slots = std::min(budget / slot, held.count());
+        if (slots < fewest)
+            return Error{ErrorCode::resource_exhausted,
+                         fmt::format("{}: a cache of {} bytes holds {} experts of {} bytes, and "
+                                     "needs room for {} ({} bytes)",
+                                     stage.name, budget, slots, slot, fewest, fewest * slot),
+                         fmt::format("give cache_bytes = {} or more", fewest * slot)};
+        out_.expert_slots += slots;
+        out_.experts_held += held.count();
+        process.items.push_back(
+            {"index of the checkpoint", model::checkpoint_index_size(config).kept_bytes});
+        process.items.push_back(
+            {fmt::format("cache, {} of {} experts", grouped(slots), grouped(held.count())),
+             slots * slot});
+        process.items.push_back(
+            {fmt::format("call buffers, {} rows", rows), model::expert_buffer_bytes(config, rows)});
+        if (!flags.uses_shm()) return Status::ok();
+        add_segment(stage, "sums", model::expert_reply_arena(config, rows));
+        const transport::LaneSegment::Sizes lanes = transport::LaneHost::Options().sizes;
+        out_.segments.items.push_back(
+            {fmt::format("{}, fast lanes", stage.name),
+             transport::kLanePage + std::uint64_t{lanes.n_lanes} *
+                                        (std::uint64_t{lanes.request_bytes} + lanes.reply_bytes)});
+        return Status::ok();
+    }
+
+    const PipelinePlan& plan_;
+    const Models& models_;
+    const MachineCores& machine_;
+    const std::uint64_t free_bytes_;
+    std::uint64_t n_expert_servers_ = 0;
+    PipelineMemory out_;
+};
+
+void print_process(const ProcessMemory& process, std::string& text) {
+    fmt::format_to(std::back_inserter(text), "  {:<44}{:>20}\n", process.name,
+                   grouped(process.bytes()));
+    for (const MemoryItem& item : process.items)
+        fmt::format_to(std::back_inserter(text), "    {:<42}{:>20}\n", item.what,
+                       grouped(item.bytes));
+}
+
+}  // namespace
+
+std::uint64_t ProcessMemory::bytes() const noexcept { return sum_of(items); }
+
+std::uint64_t PipelineMemory::bytes() const noexcept {
+    std::uint64_t sum = segments.bytes();
+    for (const ProcessMemory& process : processes) sum += process.bytes();
+    return sum;
+}
+
+Result<PipelineMemory> plan_memory(const PipelinePlan& plan, const Models& models,
+                                   const MachineCores& machine, std::uint64_t free_bytes) {
+    return MemoryPlanner(plan, models, machine, free_bytes).run();
+}
+
+std::string memory_table(const PipelineMemory& memory, const AvailableMemory& available) {
+    std::string text = fmt::format("{:<46}{:>20}\n", "memory, at most", "bytes");
+    for (const ProcessMemory& process : memory.processes) print_process(process, text);
+    print_process(memory.segments, text);
+    const std::uint64_t sum = memory.bytes();
+    fmt::format_to(std::back_inserter(text), "  {:<44}{:>20}\n", "all processes", grouped(sum));
+    fmt::format_to(std::back_inserter(text), "  {}: {} bytes are free here ({})\n",
+                   sum <= available.bytes ? "fits" : "DOES NOT FIT", grouped(available.bytes),
+                   available.limited_by);
+    for (const std::string& note : memory.notes)
+        fmt::format_to(std::back_inserter(text), "  {}\n", note);
+    return text;
+}
+
+}  // namespace k3::launcher
