@@ -28,6 +28,8 @@ struct Submit {
   nLogprobs @9 :UInt32;
   wantLogits @10 :WantLogits; # for tests and comparison of stages
   skipSpecials @11 :Bool;     # leave special tokens out of the text
+  loadSession @12 :Text;      # name of a saved session that the prompt continues; empty: none
+  saveSession @13 :Text;      # save the session under this name at the end; empty: do not
 }
 
 struct Accepted {
@@ -67,13 +69,31 @@ struct Finished {
   decodeNs @6 :UInt64;
 }
 
+struct SessionLoaded {
+  # Comes after accepted when loadSession was given, before any row is computed. The result is the
+  # same whether the saved state can be used or not, only the time differs.
+  nIds @0 :UInt32;            # the saved session stands for so many ids
+  nAgreed @1 :UInt32;         # so many of them, from the first on, are those of the prompt
+  nReused @2 :UInt32;         # prompt ids that need not be computed: nIds, or 0 unless all agree
+                              # and the prompt has at least one more
+}
+
+struct SessionSaved {
+  # Comes before finished when saveSession was given, also when that failed: the text is not lost.
+  # A request that is cancelled or fails saves nothing.
+  nIds @0 :UInt32;            # the state after so many ids of prompt and answer; the last id of an
+                              # answer has not been computed, so it is not among them
+  bytes @1 :UInt64;           # of the files of all trunk stages
+  error @2 :Types.Error;      # absent: it is saved
+}
+
 struct Cancel {
   request @0 :UInt64;         # unknown ones are fine: it may just have finished
 }
 
 struct GatewayMessage {
-  # The replies to one Submit share its call id: accepted, progress and tokens any number of times,
-  # then finished or an Error, which are the last.
+  # The replies to one Submit share its call id: accepted, sessionLoaded if asked for, progress and
+  # tokens any number of times, sessionSaved if asked for, then finished or an Error, the last.
   union {
     submit @0 :Submit;
     accepted @1 :Accepted;
@@ -81,5 +101,7 @@ struct GatewayMessage {
     tokens @3 :TokenEvent;
     finished @4 :Finished;
     cancel @5 :Cancel;
+    sessionLoaded @6 :SessionLoaded;
+    sessionSaved @7 :SessionSaved;
   }
 }

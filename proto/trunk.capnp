@@ -9,6 +9,8 @@ using Types = import "types.capnp";
 struct OpenSession {
   session @0 :UInt64;         # chosen by the caller, not 0; an open one is refused
   maxPositions @1 :UInt64;    # memory is reserved for so many positions
+  saveAs @2 :Text;            # it will be saved under this name, and is refused at once if that
+                              # cannot be; empty: it will not be saved
 }
 
 struct ForkSession {
@@ -19,6 +21,37 @@ struct ForkSession {
 
 struct DropSession {
   session @0 :UInt64;         # unknown ones are fine: dropping twice is safe
+}
+
+struct SaveSession {
+  # The state of the session becomes a file in the stage's session directory
+  # (docs/formats/session.md). Answered with savedSession when the file is complete and on the disk;
+  # a save that fails leaves a file that was there before as it was, and the session too.
+  session @0 :UInt64;
+  name @1 :Text;              # 1 to 100 letters, digits, - _ and ., the first one not a dot
+  ids @2 :List(UInt32);       # the token of every position of the session, in order
+}
+
+struct SavedSession {
+  bytes @0 :UInt64;           # of this stage's file
+}
+
+struct LoadSession {
+  # OpenSession, and the state of a file if that can go on: a session cannot be taken back to an
+  # earlier position, so the state is used only if all ids of the file begin the prompt and the
+  # prompt has at least one more. Otherwise the session is open and empty. Answered with
+  # loadedSession.
+  session @0 :UInt64;
+  maxPositions @1 :UInt64;
+  name @2 :Text;              # as in SaveSession
+  ids @3 :List(UInt32);       # the prompt
+  saveAs @4 :Text;            # as in OpenSession
+}
+
+struct LoadedSession {
+  nIds @0 :UInt64;            # the file holds the state after so many ids
+  nAgreed @1 :UInt64;         # so many of them, from the first on, are those of the prompt
+  position @2 :UInt64;        # of the session: nIds, or 0 if it is empty
 }
 
 struct StepRow {
@@ -52,5 +85,9 @@ struct TrunkMessage {
     dropSession @2 :DropSession;
     step @3 :Step;
     stepResult @4 :StepResult;
+    saveSession @5 :SaveSession;
+    savedSession @6 :SavedSession;
+    loadSession @7 :LoadSession;
+    loadedSession @8 :LoadedSession;
   }
 }

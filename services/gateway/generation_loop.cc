@@ -41,6 +41,7 @@ GenerationLoop::GenerationLoop(const Options& options, Pipeline& pipeline,
       steps_(counters.add("steps")),
       step_rows_(counters.add("step_rows")),
       prompt_tokens_(counters.add("prompt_tokens")),
+      reused_tokens_(counters.add("reused_tokens")),
       generated_tokens_(counters.add("generated_tokens")),
       finished_(counters.add("finished_requests")),
       cancelled_(counters.add("cancelled_requests")),
@@ -58,11 +59,29 @@ Status GenerationLoop::start(RequestPtr& request) {
     K3_CHECK(slot != session_used_.end(), "start() was called when full");
     const std::uint64_t session =
         options_.first_session + static_cast<std::uint64_t>(slot - session_used_.begin());
-    RETURN_IF_ERROR(pipeline_.open_session(session, positions_to_reserve(*request)));
+    request->prefill_started = Clock::now();
+    RETURN_IF_ERROR(open(*request, session));
     *slot = true;
     request->session = session;
-    request->prefill_started = Clock::now();
     running_.push_back(std::move(request));
+    return Status::ok();
+}
+
+/// An empty session, or one that a saved state has taken to the end of its ids.
+Status GenerationLoop::open(GenerationRequest& request, std::uint64_t session) {
+    const std::uint64_t max_positions = positions_to_reserve(request);
+    const msg::Submit& submit = request.submit;
+    if (submit.load_session.empty())
+        return pipeline_.open_session(session, max_positions, submit.save_session);
+    ASSIGN_OR_RETURN(const msg::LoadedSession loaded,
+                     pipeline_.load_session({session, max_positions, submit.load_session,
+                                             request.ids, submit.save_session}));
+    request.n_fed = loaded.position;
+    reused_tokens_ += loaded.position;
+    // A client that is gone is noticed at the next event.
+    request.client.send(msg::SessionLoaded{static_cast<std::uint32_t>(loaded.n_ids),
+                                           static_cast<std::uint32_t>(loaded.n_agreed),
+                                           static_cast<std::uint32_t>(loaded.position)});
     return Status::ok();
 }
 
@@ -232,9 +251,33 @@ void GenerationLoop::send_token(Turn& turn, Logits& logits) {
     if (turn.reason.has_value()) finish(request, &turn, *turn.reason);
 }
 
+/// The state that the trunk has now: that of every id but the last of an answer, which is fed only
+/// when another one follows. A failure is told and ends nothing.
+void GenerationLoop::save(GenerationRequest& request) {
+    const auto end = request.ids.begin() + static_cast<std::ptrdiff_t>(request.n_fed);
+    msg::SessionSaved saved;
+    saved.n_ids = static_cast<std::uint32_t>(request.n_fed);
+    if (!pipeline_.stages().ready()) {  // lost while another request was saved
+        saved.failure = pipeline_.stages().loss();
+    } else if (const auto bytes = pipeline_.save_session(
+                   {request.session, request.submit.save_session, {request.ids.begin(), end}});
+               bytes.has_value()) {
+        saved.bytes = *bytes;
+    } else {
+        saved.failure = pipeline_.stages().failure();
+    }
+    if (saved.failure.has_value()) {
+        log::warn(fmt::format("session is not saved name={} reason=\"{}\"",
+                              request.submit.save_session, saved.failure->error.message));
+    }
+    request.client.send(std::move(saved));
+}
+
 void GenerationLoop::finish(GenerationRequest& request, const Turn* turn,
                             msg::FinishReason reason) {
     const auto now = Clock::now();
+    if (!request.submit.save_session.empty() && reason != msg::FinishReason::cancelled)
+        save(request);
     msg::Finished finished;
     finished.reason = reason;
     finished.n_prompt = static_cast<std::uint32_t>(request.n_prompt);

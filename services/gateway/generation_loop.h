@@ -66,6 +66,8 @@ class GenerationLoop {
     void decode(std::vector<Turn>& turns);
     void add_text(Turn& turn, msg::Decoded decoded);
     void send_token(Turn& turn, Logits& logits);
+    Status open(GenerationRequest& request, std::uint64_t session);
+    void save(GenerationRequest& request);
     void finish(GenerationRequest& request, const Turn* turn, msg::FinishReason reason);
     void fail(GenerationRequest& request, const msg::Failure& failure);
     /// Ends without a word: the client is gone.
@@ -82,6 +84,7 @@ class GenerationLoop {
     std::atomic<std::uint64_t>& steps_;
     std::atomic<std::uint64_t>& step_rows_;
     std::atomic<std::uint64_t>& prompt_tokens_;
+    std::atomic<std::uint64_t>& reused_tokens_;
     std::atomic<std::uint64_t>& generated_tokens_;
     std::atomic<std::uint64_t>& finished_;
     std::atomic<std::uint64_t>& cancelled_;

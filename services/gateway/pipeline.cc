@@ -63,15 +63,58 @@ Result<std::vector<std::uint32_t>> Pipeline::encode(const msg::Submit& submit) {
     return std::move(rendered.ids);
 }
 
-Status Pipeline::open_session(std::uint64_t session, std::uint64_t max_positions) {
+Status Pipeline::open_session(std::uint64_t session, std::uint64_t max_positions,
+                              const std::string& save_as) {
     for (std::size_t i = 0; i < stages_.n_trunk(); ++i) {
-        const auto done = ask<msg::Done>(stages_.trunk(i), msg::OpenSession{session, max_positions},
-                                         options_.call_wait_ms);
+        const auto done =
+            ask<msg::Done>(stages_.trunk(i), msg::OpenSession{session, max_positions, save_as},
+                           options_.call_wait_ms);
         if (done.has_value()) continue;
         if (i > 0) stages_.drop_sessions(std::span(&session, 1));
         return done.error();
     }
     return Status::ok();
+}
+
+Result<msg::LoadedSession> Pipeline::load_session(const msg::LoadSession& load) {
+    msg::LoadedSession first;
+    for (std::size_t i = 0; i < stages_.n_trunk(); ++i) {
+        Stage& stage = stages_.trunk(i);
+        auto loaded = ask<msg::LoadedSession>(stage, load, options_.step_wait_ms);
+        if (i == 0 && loaded.has_value()) first = *loaded;
+        if (loaded.has_value() && *loaded == first) continue;
+        // The same ids give the same state, whoever saved it; so the counts tell all there is.
+        if (loaded.has_value())
+            loaded = stages_.blame(
+                stage,
+                {ErrorCode::incompatible,
+                 fmt::format("the files of session '{}' do not belong together: that of {} stands "
+                             "for {} ids, {} of them the prompt's, that of {} for {} and {}",
+                             load.name, stages_.trunk(0).name, first.n_ids, first.n_agreed,
+                             stage.name, loaded->n_ids, loaded->n_agreed),
+                 "save the session again; a stage was stopped while it was saved"});
+        stages_.drop_sessions(std::span(&load.session, 1));
+        return std::move(loaded).error();
+    }
+    if (first.position == 0 || (first.position == first.n_ids && first.position < load.ids.size()))
+        return first;
+    stages_.drop_sessions(std::span(&load.session, 1));
+    return stages_.blame(
+        stages_.trunk(0),
+        {ErrorCode::internal,
+         fmt::format("{} loaded {} of {} positions for a prompt of {} ids", stages_.trunk(0).name,
+                     first.position, first.n_ids, load.ids.size()),
+         "use the same program version for all services"});
+}
+
+Result<std::uint64_t> Pipeline::save_session(const msg::SaveSession& save) {
+    std::uint64_t bytes = 0;
+    for (std::size_t i = 0; i < stages_.n_trunk(); ++i) {
+        ASSIGN_OR_RETURN(const msg::SavedSession saved,
+                         ask<msg::SavedSession>(stages_.trunk(i), save, options_.step_wait_ms));
+        bytes += saved.bytes;
+    }
+    return bytes;
 }
 
 Result<Logits> Pipeline::step(const StepPlan& plan) {

@@ -43,7 +43,7 @@ struct SampleJob {
 class Pipeline {
   public:
     struct Options {
-        std::int64_t step_wait_ms = 3'600'000;  // a stage computes
+        std::int64_t step_wait_ms = 3'600'000;  // a stage computes, or saves or loads a session
         std::int64_t call_wait_ms = 60'000;     // a stage answers anything else
     };
     Pipeline(const Options& options, Stages& stages);
@@ -53,8 +53,18 @@ class Pipeline {
     /// The prompt's ids. Errors: the tokenizer's (invalid UTF-8, a malformed conversation).
     Result<std::vector<std::uint32_t>> encode(const msg::Submit& submit);
 
-    /// Opens `session` on every trunk stage, or on none.
-    Status open_session(std::uint64_t session, std::uint64_t max_positions);
+    /// Opens `session` on every trunk stage, or on none. `save_as`: see trunk.capnp; may be empty.
+    Status open_session(std::uint64_t session, std::uint64_t max_positions,
+                        const std::string& save_as);
+
+    /// Opens it with what was saved as load.name, where the prompt load.ids continues that; on
+    /// every trunk stage, or on none. Errors: those of the stages; incompatible, if their files
+    /// stand for different ids.
+    Result<msg::LoadedSession> load_session(const msg::LoadSession& load);
+
+    /// Saves it on every trunk stage; returns the bytes of all files. After an error some stages
+    /// may have the new file and others the old one: a load says so then.
+    Result<std::uint64_t> save_session(const msg::SaveSession& save);
 
     /// Runs the plan's rows through all layers.
     Result<Logits> step(const StepPlan& plan);

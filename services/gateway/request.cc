@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "common/model/sampling_params.h"
+#include "common/model/session_name.h"
 
 namespace k3::gateway {
 
@@ -19,6 +20,8 @@ Error invalid(std::string message, std::string remedy) {
 Status check_submit(const msg::Submit& submit) {
     RETURN_IF_ERROR(model::check_sampling_params(submit.params));
     RETURN_IF_ERROR(model::check_n_logprobs(submit.n_logprobs));
+    for (const std::string* name : {&submit.load_session, &submit.save_session})
+        if (!name->empty()) RETURN_IF_ERROR(model::check_session_name(*name));
     if (submit.stop_strings.size() > kMaxStopStrings)
         return invalid(fmt::format("the request has {} stop strings, at most {} are allowed",
                                    submit.stop_strings.size(), kMaxStopStrings),

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <csignal>
 #include <cstdio>
 #include <memory>
 #include <optional>
@@ -44,6 +45,7 @@ struct TrunkSettings {
     std::uint64_t weights_bytes = 0;
     std::string direct_reads = "auto";
     std::uint64_t session_bytes = 0;
+    std::string session_dir;
     double mla_norm_eps = 1e-6;
 };
 
@@ -82,6 +84,8 @@ Result<Settings::Action> read_settings(int argc, const char* const* argv, TrunkS
                         "can; off: through it");
     settings.add_bytes("session_bytes", &out.session_bytes,
                        "memory for all sessions; 0: a quarter of what is free after loading");
+    settings.add_text("session_dir", &out.session_dir,
+                      "directory of saved sessions; empty: none can be saved or loaded");
     settings.add_number("mla_norm_eps", &out.mla_norm_eps, 1e-12, 1e-2,
                         "epsilon of the two low-rank norms of MLA, which config.json leaves open");
     return settings.parse(argc, argv);
@@ -107,6 +111,7 @@ struct Parts {
     std::unique_ptr<ExpertClient> experts;
     std::unique_ptr<WeightSource> weights;
     std::unique_ptr<SessionTable> sessions;
+    std::unique_ptr<SessionDirectory> saved;
     std::unique_ptr<Stage> stage;
     std::unique_ptr<transport::Arena> arena;
     std::unique_ptr<Service> service;
@@ -302,9 +307,13 @@ Status build(const TrunkSettings& settings, transport::Server& server, Parts& pa
         config, range, kernels::threads(),
         SessionTable::Options{static_cast<std::uint32_t>(settings.max_sessions), budget,
                               config.max_positions});
+    parts.saved = std::make_unique<SessionDirectory>(
+        settings.session_dir,
+        SessionOrigin{parts.model.fingerprint, range, config.n_layers, config.mla.lora_norm_eps},
+        parts.sessions->layout(), config.max_positions);
     parts.arena = make_arena(settings, *parts.stage);
     parts.service = std::make_unique<Service>(
-        *parts.stage, *parts.sessions, *parts.experts, parts.arena.get(),
+        *parts.stage, *parts.sessions, *parts.saved, *parts.experts, parts.arena.get(),
         static_cast<std::uint32_t>(settings.max_sessions), parts.counters);
     log::info("loaded " + config.name + " layers " + std::to_string(range.first) + "-" +
               std::to_string(range.end() - 1) + " weights=" + format_bytes(parts.weights->bytes()) +
@@ -315,6 +324,8 @@ Status build(const TrunkSettings& settings, transport::Server& server, Parts& pa
 
 int run(const TrunkSettings& settings) {
     transport::install_stop_signals();
+    // A file that may not grow further is a save that fails, not the end of this process.
+    std::signal(SIGXFSZ, SIG_IGN);
     const transport::Server::Options options = settings.service.server(msg::ServiceKind::trunk);
     auto created = transport::Server::create(options);
     if (!created.has_value()) return transport::fail(created.error(), nullptr);

@@ -1,5 +1,6 @@
 #include "services/trunk/service.h"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -22,10 +23,12 @@ std::uint64_t ns_since(Clock::time_point begin) {
 
 }  // namespace
 
-Service::Service(Stage& stage, SessionTable& sessions, const ExpertBackend& experts,
-                 transport::Arena* arena, std::uint32_t max_sessions, telemetry::Counters& counters)
+Service::Service(Stage& stage, SessionTable& sessions, const SessionDirectory& saved,
+                 const ExpertBackend& experts, transport::Arena* arena, std::uint32_t max_sessions,
+                 telemetry::Counters& counters)
     : stage_(stage),
       sessions_(sessions),
+      saved_(saved),
       experts_(experts),
       arena_(arena),
       max_sessions_(max_sessions),
@@ -39,7 +42,10 @@ Service::Service(Stage& stage, SessionTable& sessions, const ExpertBackend& expe
       in_bytes_(counters.add("step_in_bytes")),
       out_bytes_(counters.add("step_out_bytes")),
       n_sessions_(counters.add("open_sessions")),
-      session_bytes_(counters.add("session_bytes")) {}
+      session_bytes_(counters.add("session_bytes")),
+      n_saved_(counters.add("saved_sessions")),
+      n_loaded_(counters.add("loaded_sessions")),
+      loaded_positions_(counters.add("loaded_positions")) {}
 
 msg::TrunkFacts Service::facts() const noexcept {
     const model::ModelConfig& config = stage_.config();
@@ -80,6 +86,7 @@ void Service::handle(transport::Request request) {
 Result<msg::Body> Service::answer(const msg::Body& body, std::vector<msg::Bytes>& in,
                                   std::vector<msg::Bytes>& out) {
     if (const auto* open = std::get_if<msg::OpenSession>(&body)) {
+        if (!open->save_as.empty()) RETURN_IF_ERROR(saved_.check_save(open->save_as));
         ASSIGN_OR_RETURN(const Session* session,
                          sessions_.open(open->session, open->max_positions));
         static_cast<void>(session);
@@ -92,6 +99,14 @@ Result<msg::Body> Service::answer(const msg::Body& body, std::vector<msg::Bytes>
     if (const auto* drop = std::get_if<msg::DropSession>(&body)) {
         sessions_.drop(drop->session);
         return msg::Body(msg::Done{});
+    }
+    if (const auto* asked = std::get_if<msg::SaveSession>(&body)) {
+        ASSIGN_OR_RETURN(const msg::SavedSession result, save(*asked));
+        return msg::Body(result);
+    }
+    if (const auto* asked = std::get_if<msg::LoadSession>(&body)) {
+        ASSIGN_OR_RETURN(const msg::LoadedSession result, load(*asked));
+        return msg::Body(result);
     }
     if (const auto* asked = std::get_if<msg::Step>(&body)) {
         ASSIGN_OR_RETURN(msg::StepResult result, step(*asked, in, out));
@@ -130,6 +145,49 @@ Result<msg::StepResult> Service::step(const msg::Step& step, std::vector<msg::By
     if (is_last) add(n_logit_rows_, input.wanted.size());
     add(in_bytes_, input.hidden.size_bytes());
     add(out_bytes_, values->size_bytes());
+    return result;
+}
+
+Result<msg::SavedSession> Service::save(const msg::SaveSession& save) {
+    const Clock::time_point begin = Clock::now();
+    ASSIGN_OR_RETURN(Session * session, sessions_.find(save.session));
+    ASSIGN_OR_RETURN(const std::uint64_t bytes, saved_.save(save.name, save.ids, *session));
+    add(n_saved_, 1);
+    log::info("saved session name=" + save.name + " positions=" + std::to_string(save.ids.size()) +
+              " bytes=" + std::to_string(bytes) +
+              " ms=" + std::to_string(ns_since(begin) / 1'000'000));
+    return msg::SavedSession{bytes};
+}
+
+/// The file is judged before the session is opened, and the session is reserved before the state is
+/// read: what is refused costs nothing.
+Result<msg::LoadedSession> Service::load(const msg::LoadSession& load) {
+    const Clock::time_point begin = Clock::now();
+    if (!load.save_as.empty()) RETURN_IF_ERROR(saved_.check_save(load.save_as));
+    ASSIGN_OR_RETURN(const SessionFile file, saved_.open(load.name));
+    const std::span<const std::uint32_t> ids = file.ids();
+    const auto agreed = std::mismatch(ids.begin(), ids.end(), load.ids.begin(), load.ids.end());
+    msg::LoadedSession result;
+    result.n_ids = ids.size();
+    result.n_agreed = static_cast<std::uint64_t>(agreed.first - ids.begin());
+    const bool is_prefix = agreed.first == ids.end() && ids.size() < load.ids.size();
+    if (is_prefix && load.max_positions < ids.size())
+        return Error{ErrorCode::invalid_argument,
+                     "session " + std::to_string(load.session) + " was asked to hold " +
+                         std::to_string(load.max_positions) + " positions, but '" + load.name +
+                         "' has " + std::to_string(ids.size()),
+                     "ask for more positions"};
+    ASSIGN_OR_RETURN(Session * session, sessions_.open(load.session, load.max_positions));
+    if (!is_prefix) return result;
+    if (Status filled = file.read_into(*session); !filled.has_value()) {
+        sessions_.drop(load.session);
+        return std::move(filled).error();
+    }
+    result.position = session->position();
+    add(n_loaded_, 1);
+    add(loaded_positions_, result.position);
+    log::info("loaded session name=" + load.name + " positions=" + std::to_string(ids.size()) +
+              " ms=" + std::to_string(ns_since(begin) / 1'000'000));
     return result;
 }
 

@@ -1,5 +1,6 @@
 #pragma once
-// The messages of a trunk stage: open, fork and drop sessions, and step rows through the layers.
+// The messages of a trunk stage: open, fork, drop, save and load sessions, and step rows through
+// the layers.
 //
 // Threads: the service loop calls handle(); the connection thread only reads the counters.
 
@@ -14,6 +15,7 @@
 #include "common/transport/messages/trunk.h"
 #include "common/transport/server.h"
 #include "services/trunk/session.h"
+#include "services/trunk/session_directory.h"
 #include "services/trunk/stage.h"
 #include "services/trunk/step_request.h"
 
@@ -23,8 +25,9 @@ class Service {
   public:
     /// Borrows everything; `arena` (null: none) is where outputs go when the caller reads it.
     /// `experts` is asked which service an error came from.
-    Service(Stage& stage, SessionTable& sessions, const ExpertBackend& experts,
-            transport::Arena* arena, std::uint32_t max_sessions, telemetry::Counters& counters);
+    Service(Stage& stage, SessionTable& sessions, const SessionDirectory& saved,
+            const ExpertBackend& experts, transport::Arena* arena, std::uint32_t max_sessions,
+            telemetry::Counters& counters);
     Service(const Service&) = delete;
     Service& operator=(const Service&) = delete;
     ~Service() = default;
@@ -40,10 +43,13 @@ class Service {
                              std::vector<msg::Bytes>& out);
     Result<msg::StepResult> step(const msg::Step& step, std::vector<msg::Bytes>& in,
                                  std::vector<msg::Bytes>& out);
+    Result<msg::SavedSession> save(const msg::SaveSession& save);
+    Result<msg::LoadedSession> load(const msg::LoadSession& load);
     void count_sessions() noexcept;
 
     Stage& stage_;
     SessionTable& sessions_;
+    const SessionDirectory& saved_;
     const ExpertBackend& experts_;
     transport::Arena* arena_;
     const std::uint32_t max_sessions_;
@@ -62,6 +68,9 @@ class Service {
     std::atomic<std::uint64_t>& out_bytes_;
     std::atomic<std::uint64_t>& n_sessions_;
     std::atomic<std::uint64_t>& session_bytes_;
+    std::atomic<std::uint64_t>& n_saved_;
+    std::atomic<std::uint64_t>& n_loaded_;
+    std::atomic<std::uint64_t>& loaded_positions_;
 };
 
 }  // namespace k3::trunk

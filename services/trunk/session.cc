@@ -15,13 +15,21 @@ SessionLayout::SessionLayout(const model::ModelConfig& config, LayerRange range,
     const std::size_t dim = kda_.head_dim;
     head_floats_ = dim * dim + std::size_t{3} * (kda_.conv_kernel - 1) * dim;
     std::size_t n_kda = 0;
-    for (std::uint32_t layer = range.first; layer < range.end(); ++layer)
-        index_.push_back(config.layer_kinds[layer] == model::LayerKind::kda ? n_kda++ : n_mla_++);
+    for (std::uint32_t layer = range.first; layer < range.end(); ++layer) {
+        is_kda_.push_back(config.layer_kinds[layer] == model::LayerKind::kda);
+        index_.push_back(is_kda_.back() ? n_kda++ : n_mla_++);
+    }
     kda_floats_ = n_kda * kda_.n_heads * head_floats_;
 }
 
 std::uint64_t SessionLayout::bytes(std::uint64_t max_positions) const noexcept {
     return size_.bytes(max_positions);
+}
+
+std::uint64_t SessionLayout::layer_bytes(std::uint32_t layer,
+                                         std::uint64_t n_positions) const noexcept {
+    if (is_kda(layer)) return sizeof(float) * kda_.n_heads * head_floats_;
+    return sizeof(float) * n_positions * (mla_.kv_lora_rank + mla_.qk_rope_head_dim);
 }
 
 Result<std::unique_ptr<Session>> Session::create(const SessionLayout& layout, std::uint64_t id,
@@ -51,6 +59,17 @@ MlaState Session::mla(std::uint32_t layer) noexcept {
     float* at = memory_.data() + layout_.kda_floats_ +
                 layout_.index_[layer - layout_.range_.first] * max_positions_ * (latent + rope);
     return {at, at + max_positions_ * latent};
+}
+
+LayerState Session::layer_state(std::uint32_t layer, std::uint64_t n_positions) noexcept {
+    if (layout_.is_kda(layer)) {
+        const std::span heads(kda(layer, 0).matrix, layout_.kda_.n_heads * layout_.head_floats_);
+        return {std::as_writable_bytes(heads), {}};
+    }
+    const MlaState state = mla(layer);
+    return {
+        std::as_writable_bytes(std::span(state.latent, n_positions * layout_.mla_.kv_lora_rank)),
+        std::as_writable_bytes(std::span(state.rope, n_positions * layout_.mla_.qk_rope_head_dim))};
 }
 
 float* Session::scores(int thread) noexcept {

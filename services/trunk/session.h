@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -31,9 +32,15 @@ class SessionLayout {
 
     /// Memory of one session opened for `max_positions`. Saturates instead of overflowing.
     std::uint64_t bytes(std::uint64_t max_positions) const noexcept;
+    /// Of that, the state of one layer after `n_positions`, which are within the context.
+    std::uint64_t layer_bytes(std::uint32_t layer, std::uint64_t n_positions) const noexcept;
+
+    LayerRange range() const noexcept { return range_; }
 
   private:
     friend class Session;
+    bool is_kda(std::uint32_t layer) const noexcept { return is_kda_[layer - range_.first]; }
+
     LayerRange range_;
     model::KdaConfig kda_;
     model::MlaConfig mla_;
@@ -41,6 +48,7 @@ class SessionLayout {
     std::size_t head_floats_ = 0;  // of one KDA head: matrix and three histories
     std::size_t kda_floats_ = 0;   // of all KDA layers together
     std::size_t n_mla_ = 0;
+    std::vector<bool> is_kda_;        // [count]
     std::vector<std::size_t> index_;  // [count], place among the layers of the same kind
 };
 
@@ -54,6 +62,12 @@ struct KdaHeadState {
 struct MlaState {
     float* latent;  // [max_positions, kv_lora_rank], after its norm
     float* rope;    // [max_positions, qk_rope_head_dim], raw projection
+};
+
+/// The state of one layer as it is saved: two ranges of memory, the second one may be empty.
+struct LayerState {
+    std::span<std::byte> first;   // KDA: all heads, [n_heads, head]; MLA: latents of the positions
+    std::span<std::byte> second;  // MLA: keys of the positions
 };
 
 class Session {
@@ -75,6 +89,12 @@ class Session {
     MlaState mla(std::uint32_t layer) noexcept;
     /// Scratch of one thread, [max_positions]; here because its size is the session's.
     float* scores(int thread) noexcept;
+
+    /// What `layer` remembers of the first `n_positions`, which must be all that it has seen: a
+    /// KDA state cannot be taken back.
+    LayerState layer_state(std::uint32_t layer, std::uint64_t n_positions) noexcept;
+    /// After every layer's state has been written into layer_state(): goes on behind it.
+    void set_position(std::uint64_t position) noexcept { position_ = position; }
 
     /// Takes over state and position of `source`, whose positions must fit.
     void copy_from(const Session& source) noexcept;
@@ -114,6 +134,7 @@ class SessionTable {
     /// Errors: not_found, or what poisoned it as `unavailable`.
     Result<Session*> find(std::uint64_t id);
 
+    const SessionLayout& layout() const noexcept { return layout_; }
     std::size_t size() const noexcept { return sessions_.size(); }
     std::uint64_t used_bytes() const noexcept { return used_bytes_; }
 

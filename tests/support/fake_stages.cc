@@ -243,19 +243,19 @@ std::vector<float> FakeTrunk::logits_after(const std::vector<std::uint32_t>& his
 
 void FakeTrunk::answer(transport::Request& request) {
     const msg::Body& body = request.envelope.body;
-    if (const auto* open = std::get_if<msg::OpenSession>(&body)) {
-        const std::lock_guard lock(state_mutex_);
-        if (sessions_.size() >= max_sessions) {
-            request.responder.send_error({ErrorCode::resource_exhausted,
-                                          std::to_string(sessions_.size()) + " sessions are open",
-                                          "drop one"});
-        } else if (open->session == 0 || open->max_positions > max_positions ||
-                   !sessions_.try_emplace(open->session).second) {
-            request.responder.send_error(refused("session is open"));
+    auto reply = [&request](Result<msg::Body> result) {
+        if (result.has_value()) {
+            request.responder.send(std::move(*result));
         } else {
-            reserved_[open->session] = open->max_positions;
-            request.responder.send(msg::Done{});
+            request.responder.send_error(result.error());
         }
+    };
+    if (const auto* opening = std::get_if<msg::OpenSession>(&body)) {
+        reply(open(*opening));
+    } else if (const auto* loading = std::get_if<msg::LoadSession>(&body)) {
+        reply(load(*loading));
+    } else if (const auto* saving = std::get_if<msg::SaveSession>(&body)) {
+        reply(save(*saving));
     } else if (const auto* drop = std::get_if<msg::DropSession>(&body)) {
         const std::lock_guard lock(state_mutex_);
         sessions_.erase(drop->session);
@@ -271,6 +271,57 @@ void FakeTrunk::answer(transport::Request& request) {
     } else {
         request.responder.send_error(refused("no message for a trunk"));
     }
+}
+
+Result<msg::Body> FakeTrunk::open(const msg::OpenSession& open) {
+    const std::lock_guard lock(state_mutex_);
+    if (sessions_.size() >= max_sessions)
+        return Error{ErrorCode::resource_exhausted,
+                     std::to_string(sessions_.size()) + " sessions are open", "drop one"};
+    if (open.session == 0 || open.max_positions > max_positions ||
+        !sessions_.try_emplace(open.session).second)
+        return refused("session is open");
+    reserved_[open.session] = open.max_positions;
+    return msg::Body(msg::Done{});
+}
+
+Result<msg::Body> FakeTrunk::load(const msg::LoadSession& load) {
+    std::vector<std::uint32_t> ids;
+    {
+        const std::lock_guard lock(state_mutex_);
+        const auto found = saved_.find(load.name);
+        if (found == saved_.end())
+            return Error{ErrorCode::not_found, "no saved session " + load.name, "save it"};
+        ids = found->second;
+    }
+    RETURN_IF_ERROR(open({load.session, load.max_positions, load.save_as}));
+    const auto agreed = std::mismatch(ids.begin(), ids.end(), load.ids.begin(), load.ids.end());
+    msg::LoadedSession loaded{ids.size(), static_cast<std::uint64_t>(agreed.first - ids.begin()),
+                              0};
+    if (agreed.first != ids.end() || ids.size() >= load.ids.size()) return msg::Body(loaded);
+    loaded.position = ids.size();
+    const std::lock_guard lock(state_mutex_);
+    sessions_[load.session] = std::move(ids);
+    return msg::Body(loaded);
+}
+
+Result<msg::Body> FakeTrunk::save(const msg::SaveSession& save) {
+    const std::lock_guard lock(state_mutex_);
+    const auto found = sessions_.find(save.session);
+    if (found == sessions_.end()) return Error{ErrorCode::not_found, "no such session", "open it"};
+    if (found->second != save.ids) return refused("the ids are not those of the session");
+    saved_[save.name] = save.ids;
+    return msg::Body(msg::SavedSession{4 * save.ids.size()});
+}
+
+std::map<std::string, std::vector<std::uint32_t>> FakeTrunk::saved() const {
+    const std::lock_guard lock(state_mutex_);
+    return saved_;
+}
+
+void FakeTrunk::set_saved(const std::string& name, std::vector<std::uint32_t> ids) {
+    const std::lock_guard lock(state_mutex_);
+    saved_[name] = std::move(ids);
 }
 
 /// A hidden row carries its token in the first value, and in the second how many layers it has

@@ -132,6 +132,10 @@ class FakeTrunk final : public FakeStage {
     /// The logits after `history`, for comparison.
     std::vector<float> logits_after(const std::vector<std::uint32_t>& history) const;
 
+    /// What SaveSession left, by name; kept over a restart, like files.
+    std::map<std::string, std::vector<std::uint32_t>> saved() const;
+    void set_saved(const std::string& name, std::vector<std::uint32_t> ids);
+
     std::size_t n_sessions() const;
     /// Numbers of rows of the steps so far.
     std::vector<std::size_t> step_sizes() const;
@@ -143,6 +147,9 @@ class FakeTrunk final : public FakeStage {
     void answer(transport::Request& request) override;
 
   private:
+    Result<msg::Body> open(const msg::OpenSession& open);
+    Result<msg::Body> load(const msg::LoadSession& load);
+    Result<msg::Body> save(const msg::SaveSession& save);
     Result<msg::StepResult> step(const msg::Step& step, std::vector<msg::Bytes>& in,
                                  std::vector<msg::Bytes>& out);
     bool first() const { return layers_.first == 0; }
@@ -152,6 +159,7 @@ class FakeTrunk final : public FakeStage {
     mutable std::mutex state_mutex_;
     std::map<std::uint64_t, std::vector<std::uint32_t>> sessions_;
     std::map<std::uint64_t, std::uint64_t> reserved_;
+    std::map<std::string, std::vector<std::uint32_t>> saved_;
     std::vector<std::size_t> step_sizes_;
     std::atomic<std::size_t> n_shm_inputs_ = 0;
 };

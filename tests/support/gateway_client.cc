@@ -51,6 +51,10 @@ void GatewayClient::collect_more(std::uint64_t call_id, Generation& into, std::i
 bool GatewayClient::take(transport::Reply reply, Generation& into) {
     if (auto* accepted = std::get_if<msg::Accepted>(&reply.body)) {
         into.accepted = std::move(*accepted);
+    } else if (auto* loaded = std::get_if<msg::SessionLoaded>(&reply.body)) {
+        into.loaded = *loaded;
+    } else if (auto* saved = std::get_if<msg::SessionSaved>(&reply.body)) {
+        into.saved = std::move(*saved);
     } else if (auto* progress = std::get_if<msg::PrefillProgress>(&reply.body)) {
         into.progress.push_back(*progress);
     } else if (auto* event = std::get_if<msg::TokenEvent>(&reply.body)) {

@@ -17,6 +17,8 @@ struct Generation {
     std::optional<Error> error;  // instead of `finished`
     std::string failed_service;
     msg::Accepted accepted;
+    std::optional<msg::SessionLoaded> loaded;
+    std::optional<msg::SessionSaved> saved;
     std::vector<msg::PrefillProgress> progress;
     std::vector<std::uint32_t> ids;
     std::string text;

@@ -110,6 +110,8 @@ class Fuzzer {
             submit->max_tokens = std::clamp<std::uint32_t>(submit->max_tokens, 1, 2);
         if (const auto* open = std::get_if<msg::OpenSession>(&envelope->body))
             sessions_.insert(open->session);
+        if (const auto* load = std::get_if<msg::LoadSession>(&envelope->body))
+            sessions_.insert(load->session);
         if (const auto* fork = std::get_if<msg::ForkSession>(&envelope->body))
             sessions_.insert(fork->target);
         // No reply must look like one of ours below.

@@ -89,6 +89,26 @@ void spoil(MessageMutator& random, msg::ForkSession& message) {
     message.max_positions = kTelling[random.below(kTelling.size())];
 }
 
+/// Names that would leave the directory of saved sessions, if they were paths.
+std::string odd_name(MessageMutator& random) {
+    const std::array<std::string, 6> kNames = {
+        "", "..", "../../etc/passwd", "/tmp", std::string(150, 'n'), std::string(1, '\0')};
+    return kNames[random.below(kNames.size())];
+}
+
+void spoil(MessageMutator& random, msg::SaveSession& message) {
+    message.session = random.below(4);
+    message.name = odd_name(random);
+    spoil_ids(random, message.ids);
+}
+
+void spoil(MessageMutator& random, msg::LoadSession& message) {
+    message.session = random.below(3) == 0 ? 0 : random.next();
+    message.max_positions = kTelling[random.below(kTelling.size())];
+    message.name = odd_name(random);
+    spoil_ids(random, message.ids);
+}
+
 void spoil(MessageMutator& random, msg::Step& message) {
     message.rows.resize(random.below(5));
     for (msg::StepRow& row : message.rows)

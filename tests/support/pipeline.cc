@@ -335,6 +335,10 @@ class Conversation {
             }
             if (auto* accepted = std::get_if<msg::Accepted>(&reply->body)) {
                 answer.prompt_ids = accepted->prompt_ids;
+            } else if (auto* loaded = std::get_if<msg::SessionLoaded>(&reply->body)) {
+                answer.loaded = *loaded;
+            } else if (auto* saved = std::get_if<msg::SessionSaved>(&reply->body)) {
+                answer.saved = *saved;
             } else if (auto* event = std::get_if<msg::TokenEvent>(&reply->body)) {
                 take(*event, reply->frames, answer);
             } else if (auto* finished = std::get_if<msg::Finished>(&reply->body)) {

@@ -99,6 +99,8 @@ struct Answer {
     std::vector<std::uint32_t> ids;
     std::string text;
     std::string logits;  // bytes, as want_logits asked
+    std::optional<msg::SessionLoaded> loaded;
+    std::optional<msg::SessionSaved> saved;
     msg::Finished finished;
     double seconds = 0;
 };

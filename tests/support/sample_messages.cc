@@ -176,6 +176,27 @@ class Samples {
         add("announcement_lane_cores", out);
     }
 
+    void saved_sessions() {
+        add("open_session_save", msg::OpenSession{kBig, 1048576, "chat-1"});
+        add("save_session", msg::SaveSession{kBig, "chat-1", {163584, 1, 2}});
+        add("saved_session", msg::SavedSession{kBig});
+        add("load_session", msg::LoadSession{kBig, 2048, "chat-1", {163584, 1, 2, 3}, "chat-2"});
+        add("loaded_session", msg::LoadedSession{kBig, kBig - 1, 0});
+        msg::Submit submit;
+        submit.input = msg::IdsInput{{163584, 1, 2, 3}};
+        submit.load_session = "chat-1";
+        submit.save_session = "chat-2";
+        add("submit_session", submit);
+        add("session_loaded", msg::SessionLoaded{3, 2, 0});
+        add("session_saved", msg::SessionSaved{12, kBig, {}});
+        add("session_not_saved",
+            msg::SessionSaved{12, 0,
+                              msg::Failure{{ErrorCode::resource_exhausted,
+                                            "no room for chat-2: 4096 bytes are left to write",
+                                            "free disk space"},
+                                           "trunk-1"}});
+    }
+
   private:
     std::vector<SampleMessage> out_;
 };
@@ -191,6 +212,7 @@ std::vector<SampleMessage> sample_messages() {
     samples.sampler();
     samples.gateway();
     samples.fast_lanes();
+    samples.saved_sessions();
     return std::move(samples).take();
 }
 

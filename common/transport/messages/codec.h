@@ -90,6 +90,10 @@ void write(BodyBuilder body, const Decoded& message);
 void write(BodyBuilder body, const OpenSession& message);
 void write(BodyBuilder body, const ForkSession& message);
 void write(BodyBuilder body, const DropSession& message);
+void write(BodyBuilder body, const SaveSession& message);
+void write(BodyBuilder body, const SavedSession& message);
+void write(BodyBuilder body, const LoadSession& message);
+void write(BodyBuilder body, const LoadedSession& message);
 void write(BodyBuilder body, const Step& message);
 void write(BodyBuilder body, const StepResult& message);
 void write(BodyBuilder body, const ExpertCall& message);
@@ -101,6 +105,8 @@ void write(BodyBuilder body, const Submit& message);
 void write(BodyBuilder body, const Accepted& message);
 void write(BodyBuilder body, const PrefillProgress& message);
 void write(BodyBuilder body, const TokenEvent& message);
+void write(BodyBuilder body, const SessionLoaded& message);
+void write(BodyBuilder body, const SessionSaved& message);
 void write(BodyBuilder body, const Finished& message);
 void write(BodyBuilder body, const Cancel& message);
 
@@ -113,6 +119,8 @@ Body read(wire::SamplerMessage::Reader message, Checker& check);
 Body read(wire::GatewayMessage::Reader message, Checker& check);
 
 // Parts that several conversations use.
+void write_failure(wire::Error::Builder out, const Failure& failure);
+Failure read_failure(wire::Error::Reader in, Checker& check);
 void write_tensor(wire::Tensor::Builder out, const Tensor& tensor);
 Tensor read_tensor(wire::Tensor::Reader in, std::string_view field, Checker& check);
 void write_probe(wire::SegmentProbe::Builder out, const SegmentProbe& probe);

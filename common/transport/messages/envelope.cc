@@ -19,12 +19,18 @@ namespace {
 constexpr std::size_t kMinFrameBytes = 16;  // an empty frame would read as an all-default message
 
 constexpr std::array<std::string_view, std::variant_size_v<BodyVariant>> kNames = {
-    "Failure",       "Hello",       "Announcement",    "Ping",       "Pong",
-    "GetStatistics", "Statistics",  "Shutdown",        "Done",       "Encode",
-    "Encoded",       "RenderChat",  "RenderedChat",    "Decode",     "Decoded",
-    "OpenSession",   "ForkSession", "DropSession",     "Step",       "StepResult",
-    "ExpertCall",    "PartialSums", "Prefetch",        "Sample",     "Sampled",
-    "Submit",        "Accepted",    "PrefillProgress", "TokenEvent", "Finished",
+    "Failure",       "Hello",         "Announcement",
+    "Ping",          "Pong",          "GetStatistics",
+    "Statistics",    "Shutdown",      "Done",
+    "Encode",        "Encoded",       "RenderChat",
+    "RenderedChat",  "Decode",        "Decoded",
+    "OpenSession",   "ForkSession",   "DropSession",
+    "SaveSession",   "SavedSession",  "LoadSession",
+    "LoadedSession", "Step",          "StepResult",
+    "ExpertCall",    "PartialSums",   "Prefetch",
+    "Sample",        "Sampled",       "Submit",
+    "Accepted",      "SessionLoaded", "PrefillProgress",
+    "TokenEvent",    "SessionSaved",  "Finished",
     "Cancel"};
 
 Error malformed(std::string detail) {

@@ -31,17 +31,19 @@ using BodyVariant =
                  // tokenizer
                  Encode, Encoded, RenderChat, RenderedChat, Decode, Decoded,
                  // trunk
-                 OpenSession, ForkSession, DropSession, Step, StepResult,
+                 OpenSession, ForkSession, DropSession, SaveSession, SavedSession, LoadSession,
+                 LoadedSession, Step, StepResult,
                  // experts
                  ExpertCall, PartialSums, Prefetch,
                  // sampler
                  Sample, Sampled,
                  // gateway
-                 Submit, Accepted, PrefillProgress, TokenEvent, Finished, Cancel>;
+                 Submit, Accepted, SessionLoaded, PrefillProgress, TokenEvent, SessionSaved,
+                 Finished, Cancel>;
 
 /// One message of any conversation. A class of its own only so that copying, moving and destroying
-/// thirty alternatives is compiled once, in envelope.cc, and not in every file that has a message;
-/// std::get_if, std::visit and std::holds_alternative work on it as on the variant.
+/// three dozen alternatives is compiled once, in envelope.cc, and not in every file that has a
+/// message; std::get_if, std::visit and std::holds_alternative work on it as on the variant.
 class Body : public BodyVariant {
   public:
     Body();

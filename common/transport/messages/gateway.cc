@@ -42,6 +42,8 @@ void write(BodyBuilder body, const Submit& message) {
     out.setNLogprobs(message.n_logprobs);
     out.setWantLogits(static_cast<wire::WantLogits>(message.want_logits));
     out.setSkipSpecials(message.skip_specials);
+    if (!message.load_session.empty()) out.setLoadSession(as_text(message.load_session));
+    if (!message.save_session.empty()) out.setSaveSession(as_text(message.save_session));
 }
 
 void write(BodyBuilder body, const Accepted& message) {
@@ -74,6 +76,20 @@ void write(BodyBuilder body, const Finished& message) {
     out.setStopString(as_text(message.stop_string));
     out.setPrefillNs(message.prefill_ns);
     out.setDecodeNs(message.decode_ns);
+}
+
+void write(BodyBuilder body, const SessionLoaded& message) {
+    auto out = body.initGateway().initSessionLoaded();
+    out.setNIds(message.n_ids);
+    out.setNAgreed(message.n_agreed);
+    out.setNReused(message.n_reused);
+}
+
+void write(BodyBuilder body, const SessionSaved& message) {
+    auto out = body.initGateway().initSessionSaved();
+    out.setNIds(message.n_ids);
+    out.setBytes(message.bytes);
+    if (message.failure.has_value()) write_failure(out.initError(), *message.failure);
 }
 
 void write(BodyBuilder body, const Cancel& message) {
@@ -118,6 +134,8 @@ Submit read_submit(wire::Submit::Reader in, Checker& check) {
                      "ask for fewer alternatives");
     out.want_logits = check.enumerant(in.getWantLogits(), WantLogits::all, "choice of logits");
     out.skip_specials = in.getSkipSpecials();
+    out.load_session = check.text(in.getLoadSession(), "Submit.loadSession", kMaxNameBytes);
+    out.save_session = check.text(in.getSaveSession(), "Submit.saveSession", kMaxNameBytes);
     return out;
 }
 
@@ -165,6 +183,16 @@ Body read(wire::GatewayMessage::Reader message, Checker& check) {
             return read_finished(message.getFinished(), check);
         case wire::GatewayMessage::CANCEL:
             return Cancel{message.getCancel().getRequest()};
+        case wire::GatewayMessage::SESSION_LOADED: {
+            auto in = message.getSessionLoaded();
+            return SessionLoaded{in.getNIds(), in.getNAgreed(), in.getNReused()};
+        }
+        case wire::GatewayMessage::SESSION_SAVED: {
+            auto in = message.getSessionSaved();
+            SessionSaved saved{in.getNIds(), in.getBytes(), {}};
+            if (in.hasError()) saved.failure = read_failure(in.getError(), check);
+            return saved;
+        }
     }
     check.unknown("gateway message", message.which());
     return {};

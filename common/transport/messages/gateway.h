@@ -2,6 +2,7 @@
 // Plain forms of proto/gateway.capnp, which documents every field.
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -47,6 +48,8 @@ struct Submit {
     std::uint32_t n_logprobs = 0;
     WantLogits want_logits = WantLogits::none;
     bool skip_specials = false;
+    std::string load_session;  // empty: begins with nothing
+    std::string save_session;  // empty: is not saved
     bool operator==(const Submit&) const = default;
 };
 
@@ -79,6 +82,20 @@ struct Finished {
     std::uint64_t prefill_ns = 0;
     std::uint64_t decode_ns = 0;
     bool operator==(const Finished&) const = default;
+};
+
+struct SessionLoaded {
+    std::uint32_t n_ids = 0;
+    std::uint32_t n_agreed = 0;
+    std::uint32_t n_reused = 0;
+    bool operator==(const SessionLoaded&) const = default;
+};
+
+struct SessionSaved {
+    std::uint32_t n_ids = 0;
+    std::uint64_t bytes = 0;
+    std::optional<Failure> failure;  // why it is not saved
+    bool operator==(const SessionSaved&) const = default;
 };
 
 struct Cancel {

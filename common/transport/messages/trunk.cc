@@ -10,6 +10,7 @@ void write(BodyBuilder body, const OpenSession& message) {
     auto out = body.initTrunk().initOpenSession();
     out.setSession(message.session);
     out.setMaxPositions(message.max_positions);
+    if (!message.save_as.empty()) out.setSaveAs(as_text(message.save_as));
 }
 
 void write(BodyBuilder body, const ForkSession& message) {
@@ -21,6 +22,33 @@ void write(BodyBuilder body, const ForkSession& message) {
 
 void write(BodyBuilder body, const DropSession& message) {
     body.initTrunk().initDropSession().setSession(message.session);
+}
+
+void write(BodyBuilder body, const SaveSession& message) {
+    auto out = body.initTrunk().initSaveSession();
+    out.setSession(message.session);
+    out.setName(as_text(message.name));
+    out.setIds(as_list(message.ids));
+}
+
+void write(BodyBuilder body, const SavedSession& message) {
+    body.initTrunk().initSavedSession().setBytes(message.bytes);
+}
+
+void write(BodyBuilder body, const LoadSession& message) {
+    auto out = body.initTrunk().initLoadSession();
+    out.setSession(message.session);
+    out.setMaxPositions(message.max_positions);
+    out.setName(as_text(message.name));
+    out.setIds(as_list(message.ids));
+    if (!message.save_as.empty()) out.setSaveAs(as_text(message.save_as));
+}
+
+void write(BodyBuilder body, const LoadedSession& message) {
+    auto out = body.initTrunk().initLoadedSession();
+    out.setNIds(message.n_ids);
+    out.setNAgreed(message.n_agreed);
+    out.setPosition(message.position);
 }
 
 void write(BodyBuilder body, const Step& message) {
@@ -66,7 +94,8 @@ Body read(wire::TrunkMessage::Reader message, Checker& check) {
     switch (message.which()) {
         case wire::TrunkMessage::OPEN_SESSION: {
             auto in = message.getOpenSession();
-            return OpenSession{in.getSession(), in.getMaxPositions()};
+            return OpenSession{in.getSession(), in.getMaxPositions(),
+                               check.text(in.getSaveAs(), "OpenSession.saveAs", kMaxNameBytes)};
         }
         case wire::TrunkMessage::FORK_SESSION: {
             auto in = message.getForkSession();
@@ -80,6 +109,25 @@ Body read(wire::TrunkMessage::Reader message, Checker& check) {
             auto in = message.getStepResult();
             return StepResult{read_tensor(in.getOutput(), "StepResult.output", check),
                               in.getComputeNs(), in.getExpertWaitNs()};
+        }
+        case wire::TrunkMessage::SAVE_SESSION: {
+            auto in = message.getSaveSession();
+            return SaveSession{in.getSession(),
+                               check.text(in.getName(), "SaveSession.name", kMaxNameBytes),
+                               check.numbers(in.getIds(), "SaveSession.ids", kMaxIds)};
+        }
+        case wire::TrunkMessage::SAVED_SESSION:
+            return SavedSession{message.getSavedSession().getBytes()};
+        case wire::TrunkMessage::LOAD_SESSION: {
+            auto in = message.getLoadSession();
+            return LoadSession{in.getSession(), in.getMaxPositions(),
+                               check.text(in.getName(), "LoadSession.name", kMaxNameBytes),
+                               check.numbers(in.getIds(), "LoadSession.ids", kMaxIds),
+                               check.text(in.getSaveAs(), "LoadSession.saveAs", kMaxNameBytes)};
+        }
+        case wire::TrunkMessage::LOADED_SESSION: {
+            auto in = message.getLoadedSession();
+            return LoadedSession{in.getNIds(), in.getNAgreed(), in.getPosition()};
         }
     }
     check.unknown("trunk message", message.which());

@@ -2,6 +2,7 @@
 // Plain forms of proto/trunk.capnp, which documents every field.
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "common/transport/messages/types.h"
@@ -11,6 +12,7 @@ namespace k3::msg {
 struct OpenSession {
     std::uint64_t session = 0;
     std::uint64_t max_positions = 0;
+    std::string save_as = {};  // empty: it will not be saved
     bool operator==(const OpenSession&) const = default;
 };
 
@@ -24,6 +26,34 @@ struct ForkSession {
 struct DropSession {
     std::uint64_t session = 0;
     bool operator==(const DropSession&) const = default;
+};
+
+struct SaveSession {
+    std::uint64_t session = 0;
+    std::string name;
+    std::vector<std::uint32_t> ids;
+    bool operator==(const SaveSession&) const = default;
+};
+
+struct SavedSession {
+    std::uint64_t bytes = 0;
+    bool operator==(const SavedSession&) const = default;
+};
+
+struct LoadSession {
+    std::uint64_t session = 0;
+    std::uint64_t max_positions = 0;
+    std::string name;
+    std::vector<std::uint32_t> ids;
+    std::string save_as;  // empty: it will not be saved
+    bool operator==(const LoadSession&) const = default;
+};
+
+struct LoadedSession {
+    std::uint64_t n_ids = 0;
+    std::uint64_t n_agreed = 0;
+    std::uint64_t position = 0;  // n_ids or 0
+    bool operator==(const LoadedSession&) const = default;
 };
 
 struct StepRow {

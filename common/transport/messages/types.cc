@@ -162,15 +162,16 @@ SegmentProbe read_probe(wire::SegmentProbe::Reader in, Checker& check) {
     return {check.text(in.getSegment(), "SegmentProbe.segment", kMaxNameBytes), in.getNonce()};
 }
 
-void write(BodyBuilder body, const Failure& message) {
-    auto out = body.initError();
+void write_failure(wire::Error::Builder out, const Failure& message) {
     out.setCode(static_cast<std::uint8_t>(message.error.code));
     out.setMessage(as_text(shortened(message.error.message, kMaxErrorBytes)));
     out.setRemedy(as_text(shortened(message.error.remedy, kMaxErrorBytes)));
     out.setService(as_text(shortened(message.service, kMaxNameBytes)));
 }
 
-Body read(wire::Error::Reader in, Checker& check) {
+void write(BodyBuilder body, const Failure& message) { write_failure(body.initError(), message); }
+
+Failure read_failure(wire::Error::Reader in, Checker& check) {
     Failure failure;
     std::uint8_t code = in.getCode();
     failure.error.code =
@@ -180,6 +181,8 @@ Body read(wire::Error::Reader in, Checker& check) {
     failure.service = check.text(in.getService(), "Error.service", kMaxNameBytes);
     return failure;
 }
+
+Body read(wire::Error::Reader in, Checker& check) { return read_failure(in, check); }
 
 }  // namespace codec
 }  // namespace k3::msg

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <cstdlib>
+#include <filesystem>
 #include <limits>
 #include <memory>
 #include <string>
@@ -25,10 +26,16 @@ namespace k3::test {
 /// One stage of tiny-k3 served on a thread.
 class ServedStage {
   public:
-    ServedStage(trunk::LayerRange range, bool use_shm)
+    /// `session_dir`: of saved sessions; empty: it keeps none.
+    ServedStage(trunk::LayerRange range, bool use_shm,
+                const std::filesystem::path& session_dir = {})
         : experts_(tiny_model(), kernels::kernels()),
           sessions_(tiny_model().config, range, 2,
-                    {4, std::uint64_t{1} << 20U, tiny_model().config.max_positions}) {
+                    {4, std::uint64_t{1} << 20U, tiny_model().config.max_positions}),
+          saved_(session_dir,
+                 {tiny_model().fingerprint, range, tiny_model().config.n_layers,
+                  tiny_model().config.mla.lora_norm_eps},
+                 sessions_.layout(), tiny_model().config.max_positions) {
         kernels::set_threads(2);
         weights_ =
             trunk::RamWeights::load(*tiny_model().checkpoint, tiny_model().config, range, nullptr)
@@ -41,8 +48,8 @@ class ServedStage {
                          {transport::segment_name(7, "trunk-" + std::to_string(std::rand())),
                           16 * 768 * 4, 4})
                          .value();
-        service_ = std::make_unique<trunk::Service>(*stage_, sessions_, experts_, arena_.get(), 4,
-                                                    counters_);
+        service_ = std::make_unique<trunk::Service>(*stage_, sessions_, saved_, experts_,
+                                                    arena_.get(), 4, counters_);
         transport::Server::Options options;
         options.endpoint = sockets_.endpoint("trunk");
         options.announcement.kind = msg::ServiceKind::trunk;
@@ -108,6 +115,7 @@ class ServedStage {
     telemetry::Counters counters_;
     LocalExperts experts_;
     trunk::SessionTable sessions_;
+    trunk::SessionDirectory saved_;
     std::unique_ptr<trunk::RamWeights> weights_;
     std::unique_ptr<trunk::Stage> stage_;
     std::unique_ptr<transport::Arena> arena_;

@@ -1,0 +1,53 @@
+#pragma once
+// The saved sessions of a stage: files of one directory, which whoever starts the stage chooses.
+//
+// Clients give names, never paths. A name has no slash and does not begin with a dot, so nothing
+// outside the directory can be meant, nor anything hidden in it; a file that is not a saved session
+// is never replaced.
+
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+
+#include "common/base/result.h"
+#include "services/trunk/session_file.h"
+
+namespace k3::trunk {
+
+class SessionDirectory {
+  public:
+    /// `path`: empty if this stage keeps no sessions; made at the first save. Borrows `layout`.
+    SessionDirectory(std::filesystem::path path, SessionOrigin origin, const SessionLayout& layout,
+                     std::uint64_t max_positions)
+        : path_(std::move(path)),
+          origin_(std::move(origin)),
+          layout_(layout),
+          max_positions_(max_positions) {}
+
+    /// Whether a session could be saved as `name`, as far as that can be known before its end.
+    /// Errors: unsupported (no directory), invalid_argument (name, or a file that is something
+    /// else), not_found, io (the directory cannot be made or written).
+    Status check_save(const std::string& name) const;
+
+    /// `ids`: one for each position. Returns the file's bytes.
+    /// Errors: those of check_save and write_session_file, invalid_argument (number of ids).
+    Result<std::uint64_t> save(const std::string& name, std::span<const std::uint32_t> ids,
+                               Session& session) const;
+
+    /// Errors: unsupported (no directory), invalid_argument (name), not_found (naming what is
+    /// there of other layers), those of SessionFile::open.
+    Result<SessionFile> open(const std::string& name) const;
+
+  private:
+    Status check(const std::string& name) const;
+    std::filesystem::path file_of(const std::string& name) const;
+    Error absent(const std::string& name) const;
+
+    std::filesystem::path path_;
+    SessionOrigin origin_;
+    const SessionLayout& layout_;
+    std::uint64_t max_positions_;
+};
+
+}  // namespace k3::trunk
