@@ -47,6 +47,9 @@ struct RunCommand {
     bool ignore_eos = false;
     std::uint32_t n_logprobs = 0;
 
+    std::filesystem::path session;       // to go on from; empty: none
+    std::filesystem::path save_session;  // empty: not saved
+
     bool json = false;
     bool raw = false;  // chat: the markers of the chat format too
     std::filesystem::path logits_out;

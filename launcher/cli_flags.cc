@@ -38,6 +38,7 @@ constexpr const char* kRunExamples =
     "  k3pipe run -p \"The capital of France is\"\n"
     "  k3pipe run --chat -p \"What is 8 + 9?\" --effort low\n"
     "  k3pipe run -f prompt.txt --temperature 0.7 --seed 1 --max-tokens 200\n"
+    "  k3pipe run -f book.txt --max-tokens 1 --save-session book.session\n"
     "  k3pipe run --attach -p \"Hello\" --json\n";
 
 constexpr const char* kPackAbout =
@@ -204,6 +205,17 @@ void add_sampling(CLI::App* verb, RunCommand& run) {
     verb->add_flag("--ignore-eos", run.ignore_eos, "go on after the model's own stop tokens");
 }
 
+void add_sessions(CLI::App* verb, RunCommand& run) {
+    verb->option_defaults()->group("Session");
+    verb->add_option("--session", run.session,
+                     "go on from a saved session: the prompt begins with its text, which is not "
+                     "computed again")
+        ->option_text("FILE");
+    verb->add_option("--save-session", run.save_session,
+                     "save the state after the answer, to go on from it later")
+        ->option_text("FILE");
+}
+
 void add_output(CLI::App* verb, RawCommands& raw) {
     RunCommand& run = raw.run;
     verb->option_defaults()->group("Output");
@@ -287,6 +299,7 @@ void declare_verbs(CLI::App& app, RawCommands& raw, Verbs* verbs) {
     add_examples(verbs->run, kRunExamples);
     add_input(verbs->run, raw);
     add_sampling(verbs->run, raw.run);
+    add_sessions(verbs->run, raw.run);
     add_output(verbs->run, raw);
 
     verbs->up = app.add_subcommand("up",

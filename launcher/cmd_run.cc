@@ -10,7 +10,9 @@
 #include <random>
 #include <thread>
 
+#include "common/base/settings.h"
 #include "common/model/sampling_params.h"
+#include "common/model/session_name.h"
 #include "common/transport/endpoint.h"
 #include "common/transport/messages/envelope.h"
 #include "launcher/commands.h"
@@ -94,6 +96,7 @@ std::string effort_text(Effort effort) {
 /// The request, and what the text output needs to know about its prompt.
 struct Prepared {
     msg::Submit submit;
+    std::filesystem::path session_dir;  // of a pipeline of its own; empty: no session is meant
     std::string echo;
     std::optional<std::string> channel;
 };
@@ -105,6 +108,50 @@ Error empty_prompt() {
 
 Status check_prompt(const std::string& text) {
     return text.empty() ? Status(empty_prompt()) : check_utf8(text, "the prompt");
+}
+
+/// True if FILE was saved, by one trunk stage or by several with layers in their names.
+bool is_saved_session(const std::filesystem::path& file) {
+    std::error_code code;
+    if (std::filesystem::exists(file, code)) return true;
+    const std::string part = file.filename().string() + std::string(model::kSessionLayersMark);
+    for (std::filesystem::directory_iterator at(file.parent_path(), code), end; !code && at != end;
+         at.increment(code))
+        if (at->path().filename().string().starts_with(part)) return true;
+    return false;
+}
+
+/// A session of a pipeline of one's own is a file of one's own. One that runs keeps its sessions
+/// where its session_dir says, and a client can only name them.
+Status prepare_session(const std::string& flag, const std::filesystem::path& file, bool is_attached,
+                       std::string* name, std::filesystem::path* session_dir) {
+    if (file.empty()) return Status::ok();
+    auto refuse = [&flag](std::string message, std::string remedy) {
+        return Error{ErrorCode::invalid_argument, flag + ": " + std::move(message),
+                     std::move(remedy)};
+    };
+    *name = file.filename().string();
+    if (is_attached && file.has_parent_path())
+        return refuse(fmt::format("{} is a path, and a running pipeline keeps its sessions in a "
+                                  "directory of its own",
+                                  file.string()),
+                      fmt::format("give a name without slashes: {}", *name));
+    if (Status legal = model::check_session_name(*name); !legal.has_value())
+        return std::move(legal).error().with_context(flag);
+    if (is_attached) return Status::ok();
+    std::error_code code;
+    const std::filesystem::path folder = std::filesystem::absolute(file, code).parent_path();
+    if (!std::filesystem::is_directory(folder, code))
+        return refuse(fmt::format("there is no folder {}", folder.string()), "make it first");
+    if (flag == "--session" && !is_saved_session(folder / *name))
+        return refuse(fmt::format("{} does not exist", (folder / *name).string()),
+                      "save it first, with --save-session");
+    if (!session_dir->empty() && !std::filesystem::equivalent(*session_dir, folder, code))
+        return refuse(fmt::format("{} is in another folder than {}", (folder / *name).string(),
+                                  session_dir->string()),
+                      "keep both sessions in one folder");
+    *session_dir = folder;
+    return Status::ok();
 }
 
 /// Whatever can be refused without a pipeline is: starting one may take minutes.
@@ -147,6 +194,11 @@ Result<Prepared> prepare(const RunCommand& command) {
     submit.stop_strings = command.stops;
     submit.ignore_eos = command.ignore_eos;
     submit.n_logprobs = command.n_logprobs;
+    const bool is_attached = command.attach || !command.gateway.empty();
+    RETURN_IF_ERROR(prepare_session("--session", command.session, is_attached, &submit.load_session,
+                                    &prepared.session_dir));
+    RETURN_IF_ERROR(prepare_session("--save-session", command.save_session, is_attached,
+                                    &submit.save_session, &prepared.session_dir));
     if (!command.logits_out.empty())
         submit.want_logits =
             command.prompt_logits ? msg::WantLogits::all : msg::WantLogits::generated;
@@ -191,6 +243,62 @@ void say_how_it_ended(const msg::Finished& finished, const RunCommand& command,
         decode_s > 0 ? fmt::format(" ({:.1f}/s)", finished.n_generated / decode_s) : ""));
 }
 
+/// Says on stderr what became of the sessions of a request, whatever its output is.
+class SessionWatch final : public GenerationSink {
+  public:
+    SessionWatch(GenerationSink& output, const msg::Submit& submit, const EventLog& events)
+        : output_(output),
+          loaded_name_(submit.load_session),
+          saved_name_(submit.save_session),
+          events_(events) {}
+
+    Status accepted(const msg::Accepted& accepted) override {
+        n_prompt_ = accepted.prompt_ids.size();
+        return output_.accepted(accepted);
+    }
+    Status session_loaded(const msg::SessionLoaded& loaded) override {
+        events_.important(fmt::format("session '{}' {}", loaded_name_, use_of(loaded)));
+        return output_.session_loaded(loaded);
+    }
+    void progress(const msg::PrefillProgress& progress) override { output_.progress(progress); }
+    Status tokens(const msg::TokenEvent& event, std::span<const float> logits) override {
+        return output_.tokens(event, logits);
+    }
+    Status session_saved(const msg::SessionSaved& saved) override {
+        if (saved.failure.has_value())
+            failure_ = saved.failure->error;
+        else
+            events_.important(fmt::format("session '{}' saved: {} tokens, {}", saved_name_,
+                                          saved.n_ids, format_bytes(saved.bytes)));
+        return output_.session_saved(saved);
+    }
+
+    /// Why the session was not saved.
+    const std::optional<Error>& failure() const noexcept { return failure_; }
+
+  private:
+    std::string use_of(const msg::SessionLoaded& loaded) const {
+        if (loaded.n_reused > 0)
+            return fmt::format("has {} of the prompt's {} tokens", loaded.n_reused, n_prompt_);
+        if (loaded.n_agreed == loaded.n_ids)
+            return fmt::format(
+                "has all {} tokens of the prompt and can only go on behind them: "
+                "the prompt is computed from its beginning",
+                loaded.n_ids);
+        return fmt::format(
+            "cannot be used: of its {} tokens the first {} are those of the prompt, "
+            "which has {} and is computed from its beginning",
+            loaded.n_ids, loaded.n_agreed, n_prompt_);
+    }
+
+    GenerationSink& output_;
+    std::string loaded_name_;
+    std::string saved_name_;
+    const EventLog& events_;
+    std::size_t n_prompt_ = 0;
+    std::optional<Error> failure_;
+};
+
 /// Prints the error, except that of an interrupted request: its caller knows who interrupted it.
 int report_failure(const Error& error) {
     return error.code == ErrorCode::cancelled ? kExitInterrupted : report(error);
@@ -220,7 +328,8 @@ int generate(const RunCommand& command, Prepared prepared, const std::string& en
     TextOutput text({terminal ? prepared.echo : "", command.raw ? std::nullopt : prepared.channel,
                      logits.get(), terminal});
     JsonOutput json(logits.get());
-    GenerationSink& sink = command.json ? static_cast<GenerationSink&>(json) : text;
+    GenerationSink& output = command.json ? static_cast<GenerationSink&>(json) : text;
+    SessionWatch sink(output, prepared.submit, events);
     auto finished = client->generate(prepared.submit, sink, give_up);
     Status written = command.json ? Status::ok() : text.finish();
     if (!finished.has_value()) {
@@ -232,6 +341,7 @@ int generate(const RunCommand& command, Prepared prepared, const std::string& en
     if (written && logits != nullptr) written = logits->finish(client->facts().vocab_size);
     if (!written) return report(written.error());
     say_how_it_ended(*finished, command, events);
+    if (sink.failure().has_value()) return report(*sink.failure());
     return finished->reason == msg::FinishReason::cancelled ? kExitInterrupted : kExitOk;
 }
 
@@ -272,6 +382,7 @@ int run_alone(const RunCommand& command, Prepared prepared, const EventLog& even
     options.run_dir = command.run_dir;
     options.unique_name = true;
     options.forward_errors = false;  // the request's error comes back with the request
+    options.session_dir = prepared.session_dir;
     auto opened = Session::open(options, events);
     if (!opened.has_value()) return report_start(command, opened.error());
     std::unique_ptr<Session> session = *std::move(opened);

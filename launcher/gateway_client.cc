@@ -87,6 +87,10 @@ Status GatewayClient::deliver(transport::Reply& reply, GenerationSink& sink) {
         request_ = accepted->request;
         return sink.accepted(*accepted);
     }
+    if (auto* loaded = std::get_if<msg::SessionLoaded>(&reply.body))
+        return sink.session_loaded(*loaded);
+    if (auto* saved = std::get_if<msg::SessionSaved>(&reply.body))
+        return sink.session_saved(*saved);
     if (auto* progress = std::get_if<msg::PrefillProgress>(&reply.body)) {
         sink.progress(*progress);
         return Status::ok();

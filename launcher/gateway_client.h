@@ -15,14 +15,17 @@
 
 namespace k3::launcher {
 
-/// What comes out of a generation, in this order: accepted once, then progress and tokens.
+/// What comes out of a generation, in this order: accepted once, session_loaded if asked for,
+/// progress and tokens, session_saved if asked for.
 class GenerationSink {
   public:
     virtual ~GenerationSink() = default;
     virtual Status accepted(const msg::Accepted& accepted) = 0;
+    virtual Status session_loaded(const msg::SessionLoaded&) { return Status::ok(); }
     virtual void progress(const msg::PrefillProgress& progress) = 0;
     /// `logits`: [n_rows, vocab_size] as the event says, empty if none were asked for.
     virtual Status tokens(const msg::TokenEvent& event, std::span<const float> logits) = 0;
+    virtual Status session_saved(const msg::SessionSaved&) { return Status::ok(); }
 };
 
 class GatewayClient {

@@ -55,6 +55,15 @@ Result<fs::path> configs_directory() {
                  "name a pipeline file with -c, or their folder in K3PIPE_CONFIGS"};
 }
 
+fs::path default_session_directory() {
+    // Relative values are to be ignored, as the XDG specification says.
+    if (const char* state = std::getenv("XDG_STATE_HOME"); state != nullptr && *state == '/')
+        return fs::path(state) / "k3pipe/sessions";
+    if (const char* home = std::getenv("HOME"); home != nullptr && *home == '/')
+        return fs::path(home) / ".local/state/k3pipe/sessions";
+    return {};
+}
+
 Result<fs::path> find_program(const std::string& name, std::string_view what) {
     if (name.find('/') != std::string::npos) {
         if (is_executable(name)) return fs::path(name);

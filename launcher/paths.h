@@ -21,6 +21,10 @@ Result<std::filesystem::path> program_directory();
 /// Error: invalid_argument naming the places looked at.
 Result<std::filesystem::path> configs_directory();
 
+/// Where trunk stages keep saved sessions unless the pipeline file says otherwise:
+/// ${XDG_STATE_HOME:-$HOME/.local/state}/k3pipe/sessions. Empty if neither is set.
+std::filesystem::path default_session_directory();
+
 /// An executable: a path is taken as it is; a bare name is looked for beside this program, in
 /// ../services/<name without k3-> (build tree), then in $PATH.
 /// Error: invalid_argument naming the places looked at.

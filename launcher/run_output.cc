@@ -155,6 +155,24 @@ Status JsonOutput::accepted(const msg::Accepted& accepted) {
                        {"prompt_ids", accepted.prompt_ids}});
 }
 
+Status JsonOutput::session_loaded(const msg::SessionLoaded& loaded) {
+    return write_line({{"event", "session_loaded"},
+                       {"n_ids", loaded.n_ids},
+                       {"n_agreed", loaded.n_agreed},
+                       {"n_reused", loaded.n_reused}});
+}
+
+Status JsonOutput::session_saved(const msg::SessionSaved& saved) {
+    if (!saved.failure.has_value())
+        return write_line(
+            {{"event", "session_saved"}, {"n_ids", saved.n_ids}, {"bytes", saved.bytes}});
+    const Error& error = saved.failure->error;
+    return write_line({{"event", "session_not_saved"},
+                       {"code", std::string(to_string(error.code))},
+                       {"message", error.message},
+                       {"remedy", error.remedy}});
+}
+
 void JsonOutput::progress(const msg::PrefillProgress&) {}
 
 Status JsonOutput::tokens(const msg::TokenEvent& event, std::span<const float> logits) {

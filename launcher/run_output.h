@@ -63,11 +63,14 @@ class TextOutput final : public GenerationSink {
 };
 
 /// One JSON object per line: {"event":"accepted"}, {"event":"tokens"}..., and at the end one with
-/// everything: {"event":"finished","text":...,"ids":[...],"reason":...}, or {"event":"error"}.
+/// everything: {"event":"finished","text":...,"ids":[...],"reason":...}, or {"event":"error"}. A
+/// session adds {"event":"session_loaded"} and {"event":"session_saved"} or "session_not_saved".
 class JsonOutput final : public GenerationSink {
   public:
     explicit JsonOutput(LogitsFile* logits) : logits_(logits) {}
     Status accepted(const msg::Accepted& accepted) override;
+    Status session_loaded(const msg::SessionLoaded& loaded) override;
+    Status session_saved(const msg::SessionSaved& saved) override;
     void progress(const msg::PrefillProgress& progress) override;
     Status tokens(const msg::TokenEvent& event, std::span<const float> logits) override;
     Status finished(const msg::Finished& finished);

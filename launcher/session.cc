@@ -40,6 +40,15 @@ Status raise_file_limit() {
         "raise it (ulimit -n)"};
 }
 
+void set_session_directory(PipelineSpec& spec, const std::string& path) {
+    for (StageSpec& stage : spec.stages) {
+        if (stage.kind != msg::ServiceKind::trunk || stage.attached()) continue;
+        std::erase_if(stage.settings,
+                      [](const ServiceSetting& s) { return s.name == "session_dir"; });
+        stage.settings.push_back({"session_dir", {path}});
+    }
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Session>> Session::open(const Options& options, const EventLog& events) {
@@ -48,6 +57,7 @@ Result<std::unique_ptr<Session>> Session::open(const Options& options, const Eve
         return Error{ErrorCode::invalid_argument,
                      fmt::format("'{}' is not a legal pipeline name", options.name),
                      "use letters, digits, - and _, at most 40"};
+    if (!options.session_dir.empty()) set_session_directory(spec, options.session_dir.string());
     std::unique_ptr<Session> session(new Session());
     RETURN_IF_ERROR(session->open_parts(options, spec, events));
     return session;

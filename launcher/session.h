@@ -25,6 +25,9 @@ class Session {
         std::string name;               // empty: as the file says
         bool unique_name = false;       // "<name>-<pid>": a pipeline of its own for one request
         bool forward_errors = true;
+        // Where the trunk stages that are started here keep saved sessions; empty: as the file
+        // says.
+        std::filesystem::path session_dir;
     };
     /// Reads the file, takes the run directory, forks the janitor, plans. Starts no stage.
     /// Must run while the process has one thread. `events` is borrowed.

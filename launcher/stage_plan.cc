@@ -171,6 +171,10 @@ class Planner {
             if (!ranges_[index].empty()) plan->settings.push_back({"layers", {ranges_[index]}});
             for (const std::string& experts : endpoints_[ServiceKind::experts])
                 add("--experts", experts);
+            // Not to a stand-in: it need not know what a session directory is.
+            if (const fs::path sessions = default_session_directory();
+                stage.binary.empty() && stage.find("session_dir") == nullptr && !sessions.empty())
+                add("--session-dir", sessions.string());
         }
         if (stage.kind == ServiceKind::gateway) {
             if (stage.find("model_name") == nullptr)

@@ -151,6 +151,10 @@ Status read_stage(const fs::path& file, const toml::table& table, ServiceKind ki
             "remove it; trunk and experts may have a count");
     RETURN_IF_ERROR(reader.integer("count", 1, 256, count));
     RETURN_IF_ERROR(read_settings(reader, &stage->settings));
+    for (ServiceSetting& setting : stage->settings)  // a path like those of the launcher's own keys
+        if (setting.name == "session_dir")
+            for (std::string& path : setting.values)
+                if (!path.empty()) path = reader.resolve(path).string();
     bool owned_key = !stage->binary.empty() || !stage->wrap.empty() || !stage->listen.empty() ||
                      !stage->env.empty() || *count != 1 || !stage->settings.empty() ||
                      table.contains("restart") || table.contains("terminal");

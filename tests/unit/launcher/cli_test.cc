@@ -127,6 +127,17 @@ TEST_CASE("values arrive as they were given") {
     CHECK(run_of({"--chat", "-p", "x", "--effort", "max"}).effort == Effort::max);
 }
 
+TEST_CASE("a session may be gone on from, saved, or both") {
+    const RunCommand none = run_of({"-p", "x"});
+    CHECK(none.session.empty());
+    CHECK(none.save_session.empty());
+    const RunCommand both = run_of({"-p", "x", "--session", "a/b", "--save-session", "c"});
+    CHECK(both.session == "a/b");
+    CHECK(both.save_session == "c");
+    CHECK(refusal({"run", "-p", "x", "--session", ""}).find("--session is empty") !=
+          std::string::npos);
+}
+
 TEST_CASE("flags that would have no effect are refused") {
     CHECK(refusal({"run", "-p", "x", "--effort", "low"}).find("--effort has no effect without") !=
           std::string::npos);

@@ -66,6 +66,17 @@ TEST_CASE("files of expert servers are relative to the pipeline file, and of one
     CHECK(test::contains(sentence, "/some/where/cache"));
 }
 
+TEST_CASE("the directory of saved sessions is relative to the file, and may be none") {
+    auto spec = parse(
+        "[pipeline]\nmodel='m'\n[[trunk]]\nsession_dir = 'saved'\n[[trunk]]\nsession_dir = "
+        "'/s'\n[[trunk]]\nsession_dir = ''\n");
+    REQUIRE(spec.has_value());
+    const auto trunks = spec->of_kind(msg::ServiceKind::trunk);
+    CHECK(trunks[0]->find("session_dir")->values.front() == "/some/where/saved");
+    CHECK(trunks[1]->find("session_dir")->values.front() == "/s");
+    CHECK(trunks[2]->find("session_dir")->values.front().empty());
+}
+
 TEST_CASE("copies and listed servers are striped and numbered together") {
     auto spec = parse("[pipeline]\nmodel='m'\n[[experts]]\ncount = 2\n[[experts]]\n");
     REQUIRE(spec.has_value());

@@ -3,8 +3,10 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <string>
 
+#include "launcher/paths.h"
 #include "launcher/words.h"
 #include "tests/support/golden.h"
 #include "tests/support/text.h"
@@ -64,6 +66,18 @@ TEST_CASE("each stage is told the endpoints that it calls") {
     CHECK(test::contains(gateway, "--model-name tiny-k3"));
     CHECK_FALSE(stage(*plan, "tokenizer").owned);
     CHECK(plan->gateway().endpoint == "ipc:///run/p/gateway.sock");
+}
+
+TEST_CASE("saved sessions lie with the user's state") {
+    ::setenv("HOME", "/home/somebody", 1);
+    ::unsetenv("XDG_STATE_HOME");
+    CHECK(default_session_directory() == "/home/somebody/.local/state/k3pipe/sessions");
+    ::setenv("XDG_STATE_HOME", "/state", 1);
+    CHECK(default_session_directory() == "/state/k3pipe/sessions");
+    ::setenv("XDG_STATE_HOME", "not/absolute", 1);
+    CHECK(default_session_directory() == "/home/somebody/.local/state/k3pipe/sessions");
+    ::unsetenv("HOME");
+    CHECK(default_session_directory().empty());
 }
 
 TEST_CASE("trunk stages without layers share them evenly, in order") {
