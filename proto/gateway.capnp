@@ -28,7 +28,8 @@ struct Submit {
   nLogprobs @9 :UInt32;
   wantLogits @10 :WantLogits; # for tests and comparison of stages
   skipSpecials @11 :Bool;     # leave special tokens out of the text
-  loadSession @12 :Text;      # name of a saved session that the prompt continues; empty: none
+  loadSession @12 :Text;      # name of a saved session that the prompt continues; empty: none. With
+                              # wantLogits all, positions that it holds have none
   saveSession @13 :Text;      # save the session under this name at the end; empty: do not
 }
 

@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <filesystem>
 #include <span>
+#include <string_view>
+#include <utility>
 
 #include "common/base/fd.h"
 #include "common/base/result.h"

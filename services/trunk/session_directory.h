@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "common/base/result.h"
 #include "services/trunk/session_file.h"
