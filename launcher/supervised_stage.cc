@@ -116,9 +116,13 @@ void SupervisedStage::handle(const OutputLine& line, const EventLog& events, boo
     if (show) events.forward(plan.name, line.text);
 }
 
+std::string SupervisedStage::last_words() const {
+    if (!last_error_.empty() || held_back_.empty()) return last_error_;
+    return held_back_.back();
+}
+
 std::string SupervisedStage::reason(const Ending& ending) const {
-    std::string last = last_error_;
-    if (last.empty() && !held_back_.empty()) last = held_back_.back();
+    const std::string last = last_words();
     if (last.empty()) return "ended with " + ending.text();
     if (ending.signalled) return fmt::format("ended with {}: {}", ending.text(), last);
     return last;

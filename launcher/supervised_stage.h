@@ -32,7 +32,9 @@ class SupervisedStage {
     /// The rest of it, after the process has ended. `crashed`: lines held back are shown.
     void finish_output(const EventLog& events, bool forward_errors, bool crashed);
 
-    /// "exit code 3: <its last error>", for the failure sentence.
+    /// Its last error, or else its last line of any kind; empty if it printed nothing.
+    std::string last_words() const;
+    /// Its last words, or how it ended: for the failure sentence.
     std::string reason(const Ending& ending) const;
 
     /// Restarts at or after `since`; older ones are forgotten.

@@ -165,12 +165,12 @@ void Supervisor::Loop::exited(SupervisedStage& stage, const Ending& ending) {
         // Bad settings stand in the pipeline file, whatever the service calls them.
         const bool settings = ending.exit_code() == kExitUsage && !stage.plan.where.empty();
         std::string where = settings ? fmt::format("{}: ", stage.plan.where) : "";
-        // A service that said why has said what to do, too.
-        const bool silent = reason.starts_with("ended with");
+        // A service that ended by itself and said why has said what to do, too.
+        const bool says_why = !ending.signalled && !stage.last_words().empty();
         std::string remedy =
-            silent ? fmt::format("start {} by hand to see why (k3pipe plan prints the command)",
-                                 stage.plan.argv.front())
-                   : "";
+            says_why ? ""
+                     : fmt::format("start {} by hand to see why (k3pipe plan prints the command)",
+                                   stage.plan.argv.front());
         fail(stage,
              Error{error_code_of(ending), fmt::format("{}{}: {}", where, stage.plan.name, reason),
                    std::move(remedy)});
