@@ -1,14 +1,18 @@
 #include "tests/support/message_fuzzer.h"
 
+#include <unistd.h>
 #include <zmq.h>
 
 #include <algorithm>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string_view>
 #include <utility>
 
 #include "common/base/deadline.h"
+#include "common/transport/arena.h"
+#include "common/transport/lane_segment.h"
 #include "common/transport/zmq_socket.h"
 #include "tests/support/message_mutator.h"
 #include "tests/support/sample_messages.h"
@@ -17,15 +21,101 @@ namespace k3::test {
 
 namespace {
 
-using transport::SendOutcome;
-
 constexpr std::int64_t kSendMs = 20000;
 constexpr std::int64_t kControlMs = 20000;
 constexpr std::uint64_t kControlCall = std::uint64_t{1} << 63U;
 
+using transport::LaneSegment;
+using transport::LaneSlot;
+
+using transport::SendOutcome;
+
 struct Message {
     msg::Bytes envelope;
     std::vector<msg::Bytes> frames;
+};
+
+/// The caller's end of a fast lane, without the care that a Channel takes.
+class FuzzLane {
+  public:
+    /// `hello` sends one and returns the announcement that came back.
+    template <typename Hello>
+    explicit FuzzLane(Hello hello) {
+        const auto run = static_cast<std::uint64_t>(::getpid());
+        auto arena =
+            transport::Arena::create({transport::segment_name(run, "fuzz"), std::size_t{4096}, 1});
+        if (!arena.has_value()) return;
+        arena_ = std::move(arena).value();  // as long as it is there, the lane is ours
+        const std::optional<msg::Announcement> peer = hello(msg::Hello{{arena_->probe()}, kKey});
+        if (!peer || peer->lane.pid == 0) return;
+        offer_ = peer->lane;
+        auto segment = LaneSegment::open(offer_);
+        if (segment.has_value()) segment_.emplace(std::move(segment).value());
+    }
+    bool is_open() const { return segment_.has_value(); }
+
+    static bool takes(const LaneSlot& slot, const msg::Bytes& envelope,
+                      const std::vector<msg::Bytes>& frames) {
+        return frames.size() <= transport::kMaxLaneFrames &&
+               slot.fits(LaneSlot::size_of(envelope, frames));
+    }
+
+    /// Sends and waits for the answer, for a moment: many a request deserves none.
+    std::optional<msg::Envelope> ask(const msg::Bytes& envelope,
+                                     const std::vector<msg::Bytes>& frames,
+                                     MessageMutator* random) {
+        const LaneSlot request = segment_->request(offer_.index);
+        const LaneSlot reply = segment_->reply(offer_.index);
+        if (!takes(request, envelope, frames)) return std::nullopt;
+        ++number_;
+        request.put(number_, offer_.token, envelope, frames);
+        if (random != nullptr && random->below(4) == 0) damage_head(request, *random);
+        transport::set_and_wake(segment_->bell(), 1);
+        const Deadline deadline = Deadline::after_ms(random == nullptr ? kControlMs : 5);
+        while (reply.head().number.value != number_ && !deadline.expired())
+            transport::sleep_on(reply.head().number, reply.head().number.value, deadline);
+        if (reply.head().number.value != number_) return std::nullopt;
+        msg::Bytes buffer;
+        transport::Incoming message;
+        std::uint64_t call_id = 0;
+        if (!reply.take(number_, buffer, message).has_value()) return std::nullopt;
+        auto answer = msg::decode(message.envelope, call_id);
+        return answer.has_value() ? std::optional(std::move(answer).value()) : std::nullopt;
+    }
+
+  private:
+    static constexpr std::uint64_t kKey = 0xF022;
+
+    void damage_head(const LaneSlot& slot, MessageMutator& random) {
+        transport::LaneHead& head = slot.head();
+        const auto word = static_cast<std::uint32_t>(random.below(std::uint64_t{1} << 32U));
+        switch (random.below(6)) {
+            case 0:
+                head.token ^= word;
+                return;
+            case 1:
+                head.envelope_bytes = word;
+                return;
+            case 2:
+                head.n_frames = word;
+                return;
+            case 3:
+                head.frame_bytes[random.below(transport::kMaxLaneFrames)] = word;
+                return;
+            case 4:
+                head.spin_us = word;
+                return;
+            default:
+                number_ = word;
+                head.number.value = number_;
+                return;
+        }
+    }
+
+    std::unique_ptr<transport::Arena> arena_;
+    msg::LaneOffer offer_;
+    std::optional<LaneSegment> segment_;
+    std::uint32_t number_ = 0;
 };
 
 class Fuzzer {
@@ -44,17 +134,50 @@ class Fuzzer {
             report_.problem = options_.endpoint + " was not ready before the first message";
             return report_;
         }
-        for (int i = 0; i < options_.n_messages; ++i) {
-            if (!send(next_message())) return report_;
-            ++report_.n_sent;
-            drain();
-        }
+        if (!(options_.by_lane ? send_by_lane() : send_all())) return report_;
         drop_sessions();
         settle(*before);
         return report_;
     }
 
   private:
+    bool send_all() {
+        for (int i = 0; i < options_.n_messages; ++i) {
+            if (!send(next_message())) return false;
+            ++report_.n_sent;
+            drain();
+        }
+        return true;
+    }
+
+    /// Ends with a sound request in a lane that was greeted anew.
+    bool send_by_lane() {
+        const auto hello = [this](msg::Hello greeting) { return greet(std::move(greeting)); };
+        {
+            FuzzLane lane(hello);
+            for (int i = 0; lane.is_open() && i < options_.n_messages; ++i) {
+                const Message message = next_message();
+                if (lane.ask(message.envelope, message.frames, &random_)) ++report_.n_lane_answers;
+                ++report_.n_sent;
+                drain();
+            }
+        }
+        FuzzLane lane(hello);
+        const FuzzRequest& sound = options_.requests.front();
+        std::optional<msg::Envelope> answer;
+        if (lane.is_open())
+            answer = lane.ask(msg::encode({0, ++call_id_, sound.body}), sound.frames, nullptr);
+        if (answer && !std::holds_alternative<msg::Failure>(answer->body)) return true;
+        report_.problem = "the lane does not answer a sound request";
+        return false;
+    }
+
+    std::optional<msg::Announcement> greet(msg::Hello hello) {
+        std::optional<msg::Body> reply = ask(std::move(hello));
+        auto* peer = reply ? std::get_if<msg::Announcement>(&*reply) : nullptr;
+        return peer != nullptr ? std::optional(std::move(*peer)) : std::nullopt;
+    }
+
     void collect_requests() {
         requests_ = options_.requests;
         for (SampleMessage& sample : sample_messages())

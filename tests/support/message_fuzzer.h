@@ -32,11 +32,13 @@ struct FuzzOptions {
     int n_messages = 2000;
     std::uint64_t seed = 20261129;
     std::int64_t settle_ms = 60000;  // for the service to work off what it has accepted
+    bool by_lane = false;  // through a fast lane, whose heads are damaged too; not all fit one
 };
 
 struct FuzzReport {
     int n_sent = 0;
-    int n_malformed = 0;  // messages the service could not decode, by its own counter
+    int n_lane_answers = 0;  // by_lane: of these, answered in the lane, be it with an error
+    int n_malformed = 0;     // messages the service could not decode, by its own counter
     int n_failures =
         0;  // error replies that came back: a server drops those of a client that floods it
     int n_answers = 0;    // other replies

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "common/transport/channel.h"
+#include "common/transport/lane_host.h"
 #include "common/transport/tensor_io.h"
 #include "services/experts/trace_replay.h"
 #include "tests/support/checkpoint_copy.h"
@@ -54,6 +55,7 @@ class Running {
         server.endpoint = "ipc://" + (dir_.path() / "experts.sock").string();
         server.announcement.kind = msg::ServiceKind::experts;
         server.announcement.name = options.name;
+        server.lanes = std::move(transport::LaneHost::create({})).value();
         auto bound = transport::Server::create(server);
         REQUIRE_MESSAGE(bound.has_value(), (bound.has_value() ? "" : bound.error().message));
         server_ = std::move(bound).value();
@@ -367,11 +369,20 @@ TEST_CASE("damaged messages neither stop the server nor change its answers") {
                      {msg::ExpertCall{9, elsewhere, picks, true}, {}},
                      {msg::Prefetch{9, {3, 20, 7}, {0, 1, 2}}, {}}};
     fuzz.n_messages = 2500;
-    const test::FuzzReport report = test::fuzz_service(fuzz);
-    CHECK_MESSAGE(report.alive, report.problem);
-    CHECK(report.n_sent >= 2500);
-    CHECK(report.n_malformed > 500);
-    CHECK(report.n_failures > 0);
+    SUBCASE("through its socket") {
+        const test::FuzzReport report = test::fuzz_service(fuzz);
+        CHECK_MESSAGE(report.alive, report.problem);
+        CHECK(report.n_sent >= 2500);
+        CHECK(report.n_malformed > 500);
+        CHECK(report.n_failures > 0);
+    }
+    SUBCASE("through a fast lane") {
+        fuzz.by_lane = true;
+        const test::FuzzReport report = test::fuzz_service(fuzz);
+        CHECK_MESSAGE(report.alive, report.problem);
+        CHECK(report.n_sent == 2500);
+        CHECK(report.n_lane_answers > 1000);
+    }
     const auto after = server.call(9, rows, picks);
     REQUIRE_MESSAGE(after.has_value(), (after.has_value() ? "" : after.error().sentence()));
     CHECK(*after == *before);
