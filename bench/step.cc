@@ -20,15 +20,18 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <atomic>
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <thread>
 
 #include "bench/machine.h"
+#include "bench/memory_cap.h"
 #include "bench/neighbour.h"
 #include "bench/one_process.h"
 #include "bench/streaming.h"
@@ -56,6 +59,7 @@ struct Options {
     fs::path model;
     std::string expert_cache = "4GiB";
     std::string trunk_weights = "0";
+    std::string cap;  // bytes; empty: none
     std::uint32_t tokens = 16;
     std::uint32_t prompt = 64;
     int threads = 0;
@@ -72,24 +76,46 @@ struct Failure {
 
 [[noreturn]] void fail(std::string sentence) { throw Failure{std::move(sentence)}; }
 
+void check(Status status) {
+    if (!status.has_value()) fail(status.error().sentence());
+}
+
 template <typename T>
 T value_or_fail(Result<T> result) {
     if (!result.has_value()) fail(result.error().sentence());
     return std::move(result).value();
 }
 
+std::atomic<pid_t> g_pipeline{-1};  // `k3pipe up`, while it runs
+
+/// Whoever ends this program ends the pipeline, too.
+extern "C" void end_with_pipeline(int number) {
+    const pid_t pid = g_pipeline.load();
+    if (pid > 0) {
+        ::kill(pid, SIGINT);
+        ::waitpid(pid, nullptr, 0);
+    }
+    ::_exit(128 + number);
+}
+
 /// `k3pipe up` in a process of its own, stopped at the end.
 class RunningPipeline {
   public:
-    RunningPipeline(const fs::path& program, const fs::path& config, const std::string& name)
+    /// `cap`: null, or what it and its services run in.
+    RunningPipeline(const fs::path& program, const fs::path& config, const std::string& name,
+                    const bench::MemoryCap* cap)
         : name_(name) {
+        for (int number : {SIGINT, SIGTERM, SIGHUP}) ::signal(number, end_with_pipeline);
         std::string words[] = {program.string(), "up", "-c", config.string(), "--name", name};
         std::vector<char*> argv;
         for (std::string& word : words) argv.push_back(word.data());
         argv.push_back(nullptr);
+        if (cap != nullptr) check(cap->enter());
         const int error =
             posix_spawn(&pid_, program.c_str(), nullptr, nullptr, argv.data(), environ);
+        if (cap != nullptr) check(cap->leave());
         if (error != 0) fail(fmt::format("cannot start {}: {}", program.string(), strerror(error)));
+        g_pipeline = pid_;
     }
     ~RunningPipeline() { stop(); }
     RunningPipeline(const RunningPipeline&) = delete;
@@ -99,7 +125,7 @@ class RunningPipeline {
         for (const double end = bench::now() + seconds; bench::now() < end;) {
             int status = 0;
             if (waitpid(pid_, &status, WNOHANG) == pid_) {
-                pid_ = -1;
+                g_pipeline = pid_ = -1;
                 fail("the pipeline did not start; its own message is above");
             }
             auto run = launcher::find_run(launcher::run_base({}), name_);
@@ -117,7 +143,7 @@ class RunningPipeline {
         if (pid_ < 0) return;
         ::kill(pid_, SIGINT);
         ::waitpid(pid_, nullptr, 0);
-        pid_ = -1;
+        g_pipeline = pid_ = -1;
     }
 
     std::string name_;
@@ -378,7 +404,13 @@ int run(const Options& options, const fs::path& program) {
     nlohmann::json json;
     std::vector<Phase> phases;
     {
-        RunningPipeline pipeline(program, config, fmt::format("step-{}", ::getpid()));
+        std::unique_ptr<bench::MemoryCap> cap;
+        std::uint64_t cap_bytes = 0;
+        if (!options.cap.empty()) {
+            cap_bytes = value_or_fail(parse_bytes(options.cap));
+            cap = value_or_fail(bench::MemoryCap::create(cap_bytes));
+        }
+        RunningPipeline pipeline(program, config, fmt::format("step-{}", ::getpid()), cap.get());
         const launcher::RunRecord record = pipeline.wait_ready(options.start_s);
         auto client = value_or_fail(launcher::GatewayClient::connect(
             record.gateway, std::stoull(record.run_id, nullptr, 16), Deadline::after_ms(kAskMs),
@@ -410,6 +442,14 @@ int run(const Options& options, const fs::path& program) {
             streamed.token_bytes = counts.at("trunk.trunk_streamed_token_bytes");
             json["streaming"] = bench::report(streamed);
         }
+        if (cap != nullptr) {
+            const std::uint64_t peak = cap->peak_bytes();
+            fmt::print("\nlimit of memory {}: peak {} with page cache, {} processes killed\n",
+                       format_bytes(cap_bytes), format_bytes(peak), cap->n_killed());
+            json["cap"] = {{"limit_bytes", cap_bytes},
+                           {"peak_bytes", peak},
+                           {"processes_killed", cap->n_killed()}};
+        }
         report_shares(phases, cost, before, Limits::measure(n_threads), json);
         if (options.neighbour_pairs > 0)
             json["neighbour"] = report(measure_neighbour(client, options), options.tokens);
@@ -437,6 +477,8 @@ int main(int argc, char** argv) {
     app.add_option("--trunk-weights", options.trunk_weights,
                    "memory for the trunk's weights, with --model; 0: all of them")
         ->capture_default_str();
+    app.add_option("--cap", options.cap,
+                   "limit of memory around the pipeline: it is ended if it takes more (as root)");
     app.add_option("--tokens", options.tokens, "to decode")
         ->check(CLI::PositiveNumber)
         ->capture_default_str();

@@ -1,9 +1,8 @@
 #include "common/base/memory.h"
 
+#include <fmt/format.h>
 #include <sys/mman.h>
 #include <unistd.h>
-
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <charconv>
@@ -59,13 +58,13 @@ constexpr CgroupFiles kVersion1{"memory.limit_in_bytes", "memory.usage_in_bytes"
                                 "total_inactive_file "};
 
 /// Lowers `available` to what the groups from `group` up to `mount` leave.
-void apply_limits(const std::filesystem::path& mount, const std::filesystem::path& group,
-                  const CgroupFiles& files, AvailableMemory& available) {
-    std::filesystem::path relative = group.relative_path();
+void apply_limits(const MemoryCgroup& cgroup, AvailableMemory& available) {
+    const CgroupFiles& files = cgroup.version == 1 ? kVersion1 : kVersion2;
+    std::filesystem::path relative = cgroup.group.relative_path();
     while (true) {
         // Inside a container /proc/self/cgroup may name a path that only the host sees; the
         // ancestors are tried all the same, and the mount itself is the container's own group.
-        const std::filesystem::path directory = mount / relative;
+        const std::filesystem::path directory = cgroup.mount / relative;
         const std::optional<std::uint64_t> limit = number_in(directory / files.limit);
         const std::optional<std::uint64_t> usage = number_in(directory / files.usage);
         if (limit && usage) {
@@ -83,6 +82,24 @@ void apply_limits(const std::filesystem::path& mount, const std::filesystem::pat
 
 }  // namespace
 
+std::vector<MemoryCgroup> memory_cgroups(const std::filesystem::path& root) {
+    std::vector<MemoryCgroup> found;
+    std::istringstream groups(read_text(root / "proc/self/cgroup").value_or(""));
+    for (std::string line; std::getline(groups, line);) {
+        // "0::/path" in version 2, "5:memory:/path" in version 1.
+        const std::size_t first = line.find(':');
+        const std::size_t second = first == std::string::npos ? first : line.find(':', first + 1);
+        if (second == std::string::npos) continue;
+        const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
+        const std::filesystem::path group = line.substr(second + 1);
+        if (line.starts_with("0::"))
+            found.push_back({2, root / "sys/fs/cgroup", group});
+        else if (controllers.find(",memory,") != std::string::npos)
+            found.push_back({1, root / "sys/fs/cgroup/memory", group});
+    }
+    return found;
+}
+
 Result<AvailableMemory> available_memory(const std::filesystem::path& root) {
     const std::filesystem::path meminfo = root / "proc/meminfo";
     const std::optional<std::string> text = read_text(meminfo);
@@ -95,19 +112,7 @@ Result<AvailableMemory> available_memory(const std::filesystem::path& root) {
                      "give memory budgets explicitly"};
     AvailableMemory available{*kib * 1024, meminfo.string()};
 
-    std::istringstream groups(read_text(root / "proc/self/cgroup").value_or(""));
-    for (std::string line; std::getline(groups, line);) {
-        // "0::/path" in version 2, "5:memory:/path" in version 1.
-        const std::size_t first = line.find(':');
-        const std::size_t second = first == std::string::npos ? first : line.find(':', first + 1);
-        if (second == std::string::npos) continue;
-        const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
-        const std::filesystem::path group = line.substr(second + 1);
-        if (line.starts_with("0::"))
-            apply_limits(root / "sys/fs/cgroup", group, kVersion2, available);
-        else if (controllers.find(",memory,") != std::string::npos)
-            apply_limits(root / "sys/fs/cgroup/memory", group, kVersion1, available);
-    }
+    for (const MemoryCgroup& cgroup : memory_cgroups(root)) apply_limits(cgroup, available);
     return available;
 }
 

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "common/base/result.h"
 
@@ -16,10 +17,23 @@ struct AvailableMemory {
     std::string limited_by;  // for people: "/proc/meminfo" or the cgroup's file
 };
 
+/// The cgroup of this process that counts its memory.
+struct MemoryCgroup {
+    int version = 2;              // 1 or 2
+    std::filesystem::path mount;  // of the hierarchy
+    std::filesystem::path group;  // as /proc/self/cgroup names it; in a container perhaps unseen
+
+    std::filesystem::path directory() const { return mount / group.relative_path(); }
+};
+
+/// One of either version: a machine may mount both, and only one of them has the files. `root` is
+/// put before /proc and /sys (tests).
+std::vector<MemoryCgroup> memory_cgroups(const std::filesystem::path& root = "/");
+
 /// The smaller of what the machine has left (MemAvailable) and what the limits of this process's
 /// cgroup and of its ancestors leave, page cache that can be given back counted as left. Versions 1
 /// and 2 of cgroups; a cgroup that cannot be read does not limit.
-/// `root` is put before /proc and /sys (tests). Errors: io, corrupt (/proc/meminfo).
+/// Errors: io, corrupt (/proc/meminfo).
 Result<AvailableMemory> available_memory(const std::filesystem::path& root = "/");
 
 /// Asks for huge pages in anonymous memory that nobody has touched yet: first touch is six times
