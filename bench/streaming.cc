@@ -19,9 +19,13 @@ namespace fs = std::filesystem;
 constexpr double kMeasureSeconds = 2.0;
 constexpr double kGiB = 1024.0 * 1024 * 1024;
 
-std::uint64_t count_of(const Counts& counts, const std::string& name) {
-    const auto at = counts.find("trunk." + name);
+std::uint64_t counted(const Counts& counts, const std::string& name) {
+    const auto at = counts.find(name);
     return at == counts.end() ? 0 : at->second;
+}
+
+std::uint64_t count_of(const Counts& counts, const std::string& name) {
+    return counted(counts, "trunk." + name);
 }
 
 }  // namespace
@@ -75,14 +79,17 @@ nlohmann::json report(const Streamed& streamed) {
     double device = 0;
     for (const double rate : streamed.device_bytes_per_s) device += rate;
     device /= static_cast<double>(streamed.device_bytes_per_s.size());
-    const double rate = read / streamed.wall_s;
+    // On one box, experts are read from the same device meanwhile.
+    const auto experts = static_cast<double>(counted(streamed.spent, "experts.expert_read_bytes"));
+    const double rate = (read + experts) / streamed.wall_s;
 
     fmt::print("\nstreaming, {} tokens, {} requests of {} at a time:\n", streamed.n_tokens,
                streamed.shape.n_threads, format_bytes(streamed.shape.request_bytes));
     fmt::print("  weights read again for a token {:>24} bytes, the plan says {}: {}\n",
                used / streamed.n_tokens, streamed.token_bytes,
                used == streamed.n_tokens * streamed.token_bytes ? "equal" : "DIFFERENT");
-    fmt::print("  whole blocks read during this {:>25.0f} bytes a token\n", read / n);
+    fmt::print("  whole blocks read during this {:>25.0f} bytes a token, and {:.0f} of experts\n",
+               read / n, experts / n);
     fmt::print(
         "  read rate {:.2f} GB/s, the device alone {}: {:.2f} of it\n", rate / 1e9,
         [&] {
@@ -102,6 +109,7 @@ nlohmann::json report(const Streamed& streamed) {
             {"request_bytes", streamed.shape.request_bytes},
             {"requests", streamed.shape.n_threads},
             {"device_bytes", read},
+            {"expert_bytes", experts},
             {"read_bytes_per_s", rate},
             {"device_bytes_per_s", streamed.device_bytes_per_s},
             {"of_device", rate / device},

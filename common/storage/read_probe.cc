@@ -16,8 +16,8 @@ constexpr std::size_t kReads = 4;              // queued at a time
 constexpr std::uint64_t kSmallFile = 512 * kMiB;
 
 constexpr std::array kShapes = {ReadShape{}, ReadShape{16 * kMiB, 4}, ReadShape{32 * kMiB, 2},
-                                ReadShape{4 * kMiB, 8}, ReadShape{kMiB, 4}};
-constexpr double kBetterBy = 1.1;
+                                ReadShape{4 * kMiB, 8}};
+constexpr double kBetterBy = 1.25;
 constexpr double kSecondsPerTry = 0.05;
 constexpr int kRounds = 2;
 

@@ -33,9 +33,10 @@ struct ReadProbe {
 };
 
 /// Tries some shapes for half a second altogether. The usual one is kept unless another is better
-/// by more than a tenth, which is what a shared device differs by itself. A file that is small or
-/// read through the page cache says nothing about a device: the usual shape, not measured. Errors:
-/// as measure_reads.
+/// by more than a quarter: a shared device differs by that much from one moment to the next.
+/// Requests of 1 MiB are not tried, which win a moment and lose a third on a bad day. A file that
+/// is small or read through the page cache says nothing about a device: the usual shape, not
+/// measured. Errors: as measure_reads.
 Result<ReadProbe> probe_reads(const DirectFile& file);
 
 }  // namespace k3::storage
