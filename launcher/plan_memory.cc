@@ -61,9 +61,9 @@ class Flags {
     }
     bool uses_shm() const { return text("--payload", "shm") == "shm"; }
 
-  private:
     std::string where() const { return stage_.where.empty() ? stage_.name : stage_.where; }
 
+  private:
     const StagePlan& stage_;
 };
 
@@ -73,8 +73,9 @@ Result<std::uint64_t> threads_of(const Flags& flags, const MachineCores& machine
     if (given > 0) return given;
     const std::string cores = flags.text("--cores", "");
     if (cores.empty()) return std::uint64_t{machine.allowed.size()};
-    ASSIGN_OR_RETURN(const CoreSet set, parse_cores(cores));
-    return std::uint64_t{set.size()};
+    Result<CoreSet> set = parse_cores(cores);
+    if (!set.has_value()) return std::move(set).error().with_context(flags.where());
+    return std::uint64_t{set->size()};
 }
 
 class MemoryPlanner {

@@ -63,8 +63,8 @@ bool is_full(int error_number) {
 
 Result<AtomicFile> AtomicFile::create(const fs::path& path, std::uint64_t bytes) {
     sweep(path);
-    fs::path partial = directory_of(path) /
-                       fmt::format("{}{}{}", partial_prefix(path), ::getpid(), kPartial);
+    fs::path partial =
+        directory_of(path) / fmt::format("{}{}{}", partial_prefix(path), ::getpid(), kPartial);
     const int flags = O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC;
     Fd fd(::open(partial.c_str(), flags, 0600));
     if (!fd.valid()) return system_error(errno, "create", partial);

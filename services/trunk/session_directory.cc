@@ -44,8 +44,8 @@ Status SessionDirectory::check(const std::string& name) const {
 fs::path SessionDirectory::file_of(const std::string& name) const {
     const LayerRange range = origin_.range;
     if (range.first == 0 && range.count == origin_.total_layers) return path_ / name;
-    return path_ / (name + std::string(model::kSessionLayersMark) + std::to_string(range.first) + "-" +
-                    std::to_string(range.end() - 1));
+    return path_ / (name + std::string(model::kSessionLayersMark) + std::to_string(range.first) +
+                    "-" + std::to_string(range.end() - 1));
 }
 
 Status SessionDirectory::check_save(const std::string& name) const {

@@ -120,8 +120,8 @@ Status read_section(int fd, const std::filesystem::path& path, std::uint64_t off
         }
     }
     std::uint64_t saved = 0;
-    RETURN_IF_ERROR(storage::read_exactly(
-        fd, offset, std::as_writable_bytes(std::span(&saved, 1)), path));
+    RETURN_IF_ERROR(
+        storage::read_exactly(fd, offset, std::as_writable_bytes(std::span(&saved, 1)), path));
     if (saved == checksum.value()) return Status::ok();
     return damaged(path, "is damaged: the checksum of " + what + " does not match");
 }
@@ -156,12 +156,11 @@ Status check_origin(const Header& header, const std::filesystem::path& path,
                            origin.fingerprint,
                        "use the checkpoint it was saved from");
     if (header.first_layer != origin.range.first || header.n_layers != origin.range.count)
-        return differs(
-            "by a stage of layers " +
-                layers_text(header.first_layer, header.n_layers, header.total_layers) +
-                ", this stage has layers " +
-                layers_text(origin.range.first, origin.range.count, origin.total_layers),
-            "cut the layers into stages as they were when it was saved");
+        return differs("by a stage of layers " +
+                           layers_text(header.first_layer, header.n_layers, header.total_layers) +
+                           ", this stage has layers " +
+                           layers_text(origin.range.first, origin.range.count, origin.total_layers),
+                       "cut the layers into stages as they were when it was saved");
     if (header.latent_value_bytes != sizeof(float))
         return differs("with MLA latents of " + std::to_string(header.latent_value_bytes) +
                            " bytes a value, this stage keeps " + std::to_string(sizeof(float)),
@@ -227,9 +226,8 @@ Result<SessionFile> SessionFile::open(const std::filesystem::path& path,
     RETURN_IF_ERROR(check_origin(header, path, origin));
     // The checksum is right, so these are what a program wrote; it need not have been a sound one.
     if (header.n_ids == 0 || header.n_ids > max_positions)
-        return damaged(path, "holds " + std::to_string(header.n_ids) +
-                                 " positions, 1 to " + std::to_string(max_positions) +
-                                 " are possible");
+        return damaged(path, "holds " + std::to_string(header.n_ids) + " positions, 1 to " +
+                                 std::to_string(max_positions) + " are possible");
     if (header.file_bytes != file_bytes_of(layout, header.n_ids))
         return damaged(path, "has " + std::to_string(header.file_bytes) + " bytes, " +
                                  std::to_string(header.n_ids) + " positions take " +
@@ -241,8 +239,8 @@ Result<SessionFile> SessionFile::open(const std::filesystem::path& path,
 
 Status SessionFile::read_ids(std::uint64_t n_ids) {
     ids_.resize(n_ids);
-    return read_section(fd_.get(), path_, sizeof(Header),
-                        std::as_writable_bytes(std::span(ids_)), {}, "its ids");
+    return read_section(fd_.get(), path_, sizeof(Header), std::as_writable_bytes(std::span(ids_)),
+                        {}, "its ids");
 }
 
 Status SessionFile::read_into(Session& session) const {

@@ -3,8 +3,8 @@
 // stands for. docs/formats/session.md has the layout.
 //
 // The state after a prefix of ids is the same bits whoever computed it, on any number of threads
-// and with any instruction set. So a file needs to say only of which checkpoint, layers and settings
-// it is, and may be used by any later process that has the same.
+// and with any instruction set. So a file needs to say only of which checkpoint, layers and
+// settings it is, and may be used by any later process that has the same.
 
 #include <cstdint>
 #include <filesystem>

@@ -101,8 +101,7 @@ TEST_CASE("a second turn after a load has the bytes of one uninterrupted run") {
     CHECK(second.ids == uninterrupted.ids);
     CHECK(second.text == uninterrupted.text);
     // Logits of the prompt positions that were computed, and of every token.
-    const std::size_t row_bytes =
-        uninterrupted.logits.size() / (prompt2.size() + kSecond);
+    const std::size_t row_bytes = uninterrupted.logits.size() / (prompt2.size() + kSecond);
     REQUIRE(second.logits.size() == (prompt2.size() - n_saved + kSecond) * row_bytes);
     CHECK(second.logits == tail(uninterrupted.logits, second.logits.size()));
     // And a third turn from the second's session, next to one that cannot use it.
@@ -134,8 +133,8 @@ TEST_CASE("the command line saves a session in a file and goes on from it") {
     CHECK(has(saved.out, "\"event\":\"session_saved\""));
     CHECK(has(saved.err, "session 'capitals' saved:"));
     CHECK(std::filesystem::exists(file));
-    const std::vector<std::string> ask = {"run",          "-p", question + " Paris. France is", "--json",
-                                          "--max-tokens", "8"};
+    const std::vector<std::string> ask = {"run",    "-p",           question + " Paris. France is",
+                                          "--json", "--max-tokens", "8"};
     std::vector<std::string> go_on = ask;
     go_on.insert(go_on.end(), {"--session", file});
     const Ended plain = world.k3pipe(ask);

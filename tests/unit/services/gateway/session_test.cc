@@ -92,7 +92,8 @@ TEST_CASE("files of different turns are refused, and no session is left open") {
     test::GatewayClient client = fixture.client();
     fixture.trunk[0]->set_saved("s", ids_of("Hello the"));
     fixture.trunk[1]->set_saved("s", ids_of("Hello"));
-    const test::Generation mixed = client.generate(session_request(ids_of("Hello there"), 3, "s", ""));
+    const test::Generation mixed =
+        client.generate(session_request(ids_of("Hello there"), 3, "s", ""));
     REQUIRE(mixed.error.has_value());
     CHECK(mixed.error->code == ErrorCode::incompatible);
     CHECK(mixed.failed_service == "trunk-1");

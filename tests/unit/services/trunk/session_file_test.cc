@@ -57,14 +57,15 @@ struct Fixture {
             const trunk::LayerState state = made->layer_state(layer, n);
             std::uint32_t at = layer * 131 + static_cast<std::uint32_t>(seed);
             for (const auto part : {state.first, state.second})
-                for (std::byte& byte : part) byte = static_cast<std::byte>(at++ * 2654435761U >> 24U);
+                for (std::byte& byte : part)
+                    byte = static_cast<std::byte>(at++ * 2654435761U >> 24U);
         }
         made->set_position(n);
         return made;
     }
     void save(Session& session, std::uint32_t first_id = 7) const {
-        const auto bytes = trunk::write_session_file(
-            path, origin_of(kRange), layout, ids_of(session.position(), first_id), session);
+        const auto bytes = trunk::write_session_file(path, origin_of(kRange), layout,
+                                                     ids_of(session.position(), first_id), session);
         REQUIRE_MESSAGE(bytes.has_value(), bytes.error().sentence());
         CHECK(*bytes == std::filesystem::file_size(path));
     }
@@ -126,9 +127,11 @@ TEST_CASE("a flipped bit anywhere is found before the session is used") {
     f.save(*f.filled(16, 5, 2));
     const std::string good = read_file(f.path);
     std::size_t at = kHeaderBytes + 5 * 4 + 8;  // header, ids and their checksum
-    std::vector<std::pair<std::size_t, std::string>> places = {
-        {20, "header"}, {40, "header"}, {90, "header"}, {kHeaderBytes, "its ids"},
-        {at - 1, "its ids"}};
+    std::vector<std::pair<std::size_t, std::string>> places = {{20, "header"},
+                                                               {40, "header"},
+                                                               {90, "header"},
+                                                               {kHeaderBytes, "its ids"},
+                                                               {at - 1, "its ids"}};
     for (std::uint32_t layer = kRange.first; layer < kRange.end(); ++layer) {
         places.emplace_back(at, "layer " + std::to_string(layer));
         at += f.layout.layer_bytes(layer, 5) + 8;
@@ -169,9 +172,9 @@ TEST_CASE("files that are cut, longer, something else or of another version are 
     CHECK(contains(f.refusal(with_field(good, 24, 0)).message, "holds 0 positions"));
     CHECK(contains(f.refusal(with_field(good, 24, 4097)).message, "1 to 4096 are possible"));
     CHECK(contains(f.refusal(with_field(good, 24, 6)).message, "6 positions take"));
-    CHECK(SessionFile::open(f.dir.path() / "none", origin_of(kRange), f.layout, 4096)
-              .error()
-              .code == ErrorCode::not_found);
+    CHECK(
+        SessionFile::open(f.dir.path() / "none", origin_of(kRange), f.layout, 4096).error().code ==
+        ErrorCode::not_found);
     CHECK(SessionFile::open(f.dir.path(), origin_of(kRange), f.layout, 4096).error().code ==
           ErrorCode::io);
 }

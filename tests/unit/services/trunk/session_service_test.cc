@@ -1,4 +1,5 @@
-// SaveSession and LoadSession through a served stage: what continues, what is refused, where files go.
+// SaveSession and LoadSession through a served stage: what continues, what is refused, where files
+// go.
 
 #include <doctest/doctest.h>
 
@@ -61,7 +62,8 @@ TEST_CASE("a loaded session goes on with the same bits, in another process, and 
           std::filesystem::perms::none);
     ServedStage stage({0, 13}, false, sessions);
     for (std::uint64_t session : {1, 2}) {
-        CHECK(loaded(stage, {session, 32, "chat-1", kIds, "chat-2"}) == msg::LoadedSession{5, 5, 5});
+        CHECK(loaded(stage, {session, 32, "chat-1", kIds, "chat-2"}) ==
+              msg::LoadedSession{5, 5, 5});
         CHECK(stage.step(step_of(session, 5, 8)).value() == expected);
     }
     CHECK(stage.count("loaded_sessions") == 2);
@@ -96,8 +98,7 @@ TEST_CASE("a loaded session counts against the budget and is refused with both n
     CHECK_MESSAGE(contains(error.message, "session 2 of 4096 positions needs"), error.message);
     CHECK(contains(error.message, "of " + format_bytes(std::uint64_t{1} << 20U)));
     CHECK(stage.count("open_sessions") == 1);
-    CHECK(stage.refusal(msg::LoadSession{2, 4, "s", kIds, ""}).code ==
-          ErrorCode::invalid_argument);
+    CHECK(stage.refusal(msg::LoadSession{2, 4, "s", kIds, ""}).code == ErrorCode::invalid_argument);
     CHECK(stage.refusal(msg::LoadSession{1, 32, "s", kIds, ""}).code ==
           ErrorCode::invalid_argument);
 }
