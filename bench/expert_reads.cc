@@ -72,7 +72,7 @@ void empty_page_cache(const storage::Checkpoint& checkpoint) {
 /// Two slots for each thread: one is read into, the other one would be computed with.
 Status read_all(experts::ExpertStore& store, const std::vector<experts::ExpertKey>& keys,
                 std::size_t n_threads, bool copy, const char* how) {
-    ASSIGN_OR_RETURN(const experts::SlotMemory memory,
+    ASSIGN_OR_RETURN(experts::SlotMemory memory,
                      experts::SlotMemory::map(2 * n_threads, store.slot_bytes()));
     for (std::size_t i = 0; i < 2 * n_threads; ++i)
         std::memset(memory.slot(i).data(), 0, memory.slot(i).size());
@@ -111,7 +111,7 @@ Status read_all(experts::ExpertStore& store, const std::vector<experts::ExpertKe
 Status compute_all(experts::ExpertStore& store, const experts::ExpertRecord& layout,
                    const std::vector<experts::ExpertKey>& keys) {
     constexpr std::size_t kRecords = 16;
-    ASSIGN_OR_RETURN(const experts::SlotMemory memory,
+    ASSIGN_OR_RETURN(experts::SlotMemory memory,
                      experts::SlotMemory::map(kRecords + 1, store.slot_bytes()));
     const std::vector<float> x(std::max(layout.latent_size(), layout.inner_size()), 0.01F);
     std::vector<float> y(x.size());
@@ -152,8 +152,7 @@ Status read_disk_cache(const BenchSettings& settings, const model::Model& model,
     options.budget_bytes =
         experts::DiskCacheStore::disk_bytes(options, origin.record_bytes(), keys.size());
     ASSIGN_OR_RETURN(auto store, experts::DiskCacheStore::create(options, origin));
-    ASSIGN_OR_RETURN(const experts::SlotMemory memory,
-                     experts::SlotMemory::map(1, store->slot_bytes()));
+    ASSIGN_OR_RETURN(experts::SlotMemory memory, experts::SlotMemory::map(1, store->slot_bytes()));
     const double start = bench::now();
     const double cpu_start = cpu_seconds();
     for (const experts::ExpertKey key : keys) {

@@ -25,6 +25,7 @@
 
 #include "common/base/check.h"
 #include "common/base/fd.h"
+#include "common/base/memory_block.h"
 #include "common/pack/format.h"
 #include "common/storage/file.h"
 
@@ -185,7 +186,7 @@ class Runner {
 
   private:
     void work() {
-        storage::BlockMemory memory(kReadBytes);
+        MemoryBlock memory;
         for (std::size_t i = next_++; i < job_.parts.size() && !stopped_; i = next_++) {
             if (!digests_.parts[i].hex.empty()) continue;
             Result<std::string> hex = job_.kind == DigestKind::xxh3 ? xxh3(job_.parts[i], memory)
@@ -207,15 +208,22 @@ class Runner {
         if (--n_running_ == 0) ended_.notify_all();
     }
 
-    Result<std::string> xxh3(const FilePart& part, storage::BlockMemory& memory) {
-        if (part.bytes > memory.size()) memory = storage::BlockMemory(part.bytes);
-        RETURN_IF_ERROR(files_[part.file].read(
-            part.offset, memory.span().first(storage::block_ceiling(part.bytes))));
+    static Status reserve(MemoryBlock& memory, std::uint64_t bytes) {
+        if (bytes <= memory.size()) return Status::ok();
+        ASSIGN_OR_RETURN(memory, MemoryBlock::create(bytes, "reading a part of a file"));
+        return Status::ok();
+    }
+
+    Result<std::string> xxh3(const FilePart& part, MemoryBlock& memory) {
+        const std::uint64_t bytes = storage::block_ceiling(part.bytes);
+        RETURN_IF_ERROR(reserve(memory, bytes));
+        RETURN_IF_ERROR(files_[part.file].read(part.offset, memory.span().first(bytes)));
         done_ += part.bytes;
         return xxh3_hex(pack::format::hash(memory.span().first(part.bytes)));
     }
 
-    Result<std::string> sha256(const FilePart& part, storage::BlockMemory& memory) {
+    Result<std::string> sha256(const FilePart& part, MemoryBlock& memory) {
+        RETURN_IF_ERROR(reserve(memory, kReadBytes));
         Sha256 digest;
         for (std::uint64_t at = 0; at < part.bytes && !stopped_; at += kReadBytes) {
             const std::uint64_t bytes = std::min(kReadBytes, part.bytes - at);

@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "common/base/result.h"
-#include "common/storage/block_memory.h"
 #include "common/storage/direct_file.h"
 
 namespace k3::launcher {

@@ -1,19 +1,16 @@
 #include "launcher/manifest.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cctype>
-#include <cerrno>
 #include <charconv>
 #include <span>
 #include <system_error>
 #include <utility>
 
-#include "common/base/fd.h"
 #include "common/pack/format.h"
+#include "common/storage/atomic_file.h"
 #include "common/storage/file.h"
 #include "launcher/digest_job.h"
 
@@ -116,20 +113,7 @@ Status write_manifest(const Manifest& manifest, const std::filesystem::path& pat
         for (const std::string& hex : file.parts) text += hex + "\n";
     }
     text += "end " + hash_of(text) + "\n";
-    std::filesystem::path partial = path;
-    partial += ".partial";
-    const Fd fd(::open(partial.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
-    if (!fd.valid()) return storage::system_error(errno, "create", partial);
-    Status written = storage::write_exactly(fd.get(), 0, std::as_bytes(std::span(text)), partial);
-    if (written.has_value() && ::fsync(fd.get()) != 0)
-        written = storage::write_error(errno, partial, text.size());
-    if (written.has_value() && ::rename(partial.c_str(), path.c_str()) != 0)
-        written = storage::system_error(errno, "rename", partial);
-    if (!written) {
-        ::unlink(partial.c_str());
-        return written;
-    }
-    return storage::sync_directory(path.parent_path());
+    return storage::replace_file(path, text, 0666);
 }
 
 Result<std::vector<Sha256Sum>> read_sha256_sums(const std::filesystem::path& path) {

@@ -5,14 +5,15 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdlib>
-#include <memory>
-#include <span>
+#include <limits>
+#include <optional>
 #include <thread>
+#include <utility>
 
 #include "common/base/deadline.h"
-#include "common/base/memory.h"
+#include "common/base/memory_block.h"
 #include "common/storage/direct_file.h"
+#include "common/storage/read_probe.h"
 
 namespace k3::launcher {
 
@@ -20,19 +21,8 @@ namespace {
 
 using storage::DirectFile;
 
-constexpr std::size_t kReaders = 4;
-constexpr std::size_t kRequestBytes = std::size_t{4} << 20U;
 constexpr std::uint64_t kSmallFile = std::uint64_t{64} << 20U;
 constexpr std::size_t kBlock = storage::kBlockBytes;
-
-struct FreeMemory {
-    void operator()(std::byte* memory) const noexcept { std::free(memory); }
-};
-using Memory = std::unique_ptr<std::byte, FreeMemory>;
-
-Memory take_blocks(std::size_t bytes) {
-    return Memory(static_cast<std::byte*>(std::aligned_alloc(kBlock, bytes)));
-}
 
 double seconds_since(Clock::time_point start) {
     return std::chrono::duration<double>(Clock::now() - start).count();
@@ -42,27 +32,6 @@ bool has_holes(const std::filesystem::path& path) {
     struct stat status = {};
     return ::stat(path.c_str(), &status) == 0 && status.st_blocks * 512 < status.st_size / 2;
 }
-
-/// Hands out requests that wander over all files, each file front to back.
-class Requests {
-  public:
-    explicit Requests(const std::vector<DirectFile>& files) : files_(files) {}
-
-    struct Request {
-        const DirectFile* file;
-        std::uint64_t offset;
-    };
-    Request next() {
-        const std::uint64_t number = next_++;
-        const DirectFile& file = files_[number % files_.size()];
-        const std::uint64_t places = file.bytes() / kRequestBytes;
-        return {&file, number / files_.size() % places * kRequestBytes};
-    }
-
-  private:
-    const std::vector<DirectFile>& files_;
-    std::atomic<std::uint64_t> next_{0};
-};
 
 }  // namespace
 
@@ -76,13 +45,12 @@ Speed measure_memory(std::size_t n_threads, std::size_t n_bytes, double seconds)
         std::vector<std::jthread> threads;
         for (std::size_t t = 0; t < n_threads; ++t)
             threads.emplace_back([&, t] {
-                Memory memory = take_blocks(share);
-                if (memory == nullptr) {
+                Result<MemoryBlock> memory = MemoryBlock::create(share, "a measurement");
+                if (!memory.has_value()) {
                     ++n_ready;  // nobody waits for this one
                     return;
                 }
-                prefer_huge_pages({memory.get(), share});
-                auto* words = reinterpret_cast<std::uint64_t*>(memory.get());
+                auto* words = reinterpret_cast<std::uint64_t*>(memory->data());
                 const std::size_t n_words = share / sizeof(*words);
                 std::fill(words, words + n_words, t);
                 ++n_ready;
@@ -104,38 +72,29 @@ Speed measure_memory(std::size_t n_threads, std::size_t n_bytes, double seconds)
 }
 
 Speed measure_disk(const std::vector<std::filesystem::path>& files, double seconds) {
-    std::vector<DirectFile> opened;
-    std::string why_buffered;
+    std::optional<DirectFile> largest;
     for (const std::filesystem::path& path : files) {
         if (has_holes(path)) return {0, "not measured: the files are sparse"};
         auto file = DirectFile::open(path);
         if (!file.has_value()) return {0, "not measured: " + file.error().message};
-        if (file->bytes() < kSmallFile) continue;
-        if (!file->is_direct()) why_buffered = file->why_buffered();
-        opened.push_back(*std::move(file));
+        if (!largest || file->bytes() > largest->bytes()) largest = *std::move(file);
     }
-    if (opened.empty()) return {0, "not measured: the files are too small"};
-    Requests requests(opened);
-    std::atomic<std::uint64_t> n_bytes{0};
-    std::atomic<bool> failed{false};
-    const Clock::time_point start = Clock::now();
-    {
-        std::vector<std::jthread> threads;
-        for (std::size_t t = 0; t < kReaders; ++t)
-            threads.emplace_back([&] {
-                Memory memory = take_blocks(kRequestBytes);
-                while (memory != nullptr && !failed && seconds_since(start) < seconds) {
-                    const Requests::Request request = requests.next();
-                    const std::span<std::byte> buffer(memory.get(), kRequestBytes);
-                    if (!request.file->read(request.offset, buffer).has_value()) failed = true;
-                    n_bytes += kRequestBytes;
-                }
-            });
-    }
-    if (failed) return {0, "not measured: a read failed; see k3pipe doctor"};
-    return {static_cast<double>(n_bytes) / seconds_since(start),
-            fmt::format("measured: {} threads, {} reads of {} MiB", kReaders,
-                        why_buffered.empty() ? "direct" : "buffered", kRequestBytes >> 20U)};
+    if (!largest || largest->bytes() < kSmallFile)
+        return {0, "not measured: the files are too small"};
+    const auto measure = [&]() -> Result<std::pair<storage::ReadShape, double>> {
+        ASSIGN_OR_RETURN(const storage::ReadProbe probe, storage::probe_reads(*largest));
+        ASSIGN_OR_RETURN(
+            const storage::ReadRate rate,
+            storage::measure_reads(*largest, probe.shape, 0,
+                                   std::numeric_limits<std::uint64_t>::max(), seconds));
+        return std::pair(probe.shape, rate.bytes_per_s());
+    };
+    const auto measured = measure();
+    if (!measured.has_value()) return {0, "not measured: a read failed; see k3pipe doctor"};
+    const auto& [shape, bytes_per_s] = *measured;
+    return {bytes_per_s,
+            fmt::format("measured: {} threads, {} reads of {} MiB", shape.n_threads,
+                        largest->is_direct() ? "direct" : "buffered", shape.request_bytes >> 20U)};
 }
 
 }  // namespace k3::launcher

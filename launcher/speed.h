@@ -17,9 +17,9 @@ struct Speed {
 /// Reads of memory by `n_threads`, which share `n_bytes`: more than caches hold.
 Speed measure_memory(std::size_t n_threads, std::size_t n_bytes, double seconds);
 
-/// Reads of `files` in the way of the engine: several threads, large requests, past the page cache
-/// where the file system allows it, spread over the files. Files with holes say nothing about a
-/// disk, and neither do small ones.
+/// Reads of the largest of `files` in the way of the engine (common/storage/read_probe.h), past the
+/// page cache where the file system allows it. Files with holes say nothing about a disk, and
+/// neither do small ones.
 Speed measure_disk(const std::vector<std::filesystem::path>& files, double seconds);
 
 }  // namespace k3::launcher

@@ -1,6 +1,6 @@
 #pragma once
-// A large piece of memory of one's own, in whole pages, huge ones where the system has them: what
-// direct reads are read into.
+// Memory of one's own in whole pages, huge ones where the system has them: what direct reads are
+// read into.
 
 #include <cstddef>
 #include <span>
@@ -26,6 +26,9 @@ class MemoryBlock {
     /// Error: resource_exhausted naming `what` and the bytes.
     static Result<MemoryBlock> create(std::size_t bytes, const char* what);
 
+    std::byte* data() noexcept { return memory_.data(); }
+    const std::byte* data() const noexcept { return memory_.data(); }
+    std::size_t size() const noexcept { return memory_.size(); }
     std::span<std::byte> span() noexcept { return memory_; }
     std::span<const std::byte> span() const noexcept { return memory_; }
 

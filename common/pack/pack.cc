@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "common/base/check.h"
+#include "common/base/memory_block.h"
 #include "common/pack/trunk_run.h"
-#include "common/storage/block_memory.h"
 
 namespace k3::pack {
 
@@ -50,7 +50,8 @@ Error Pack::corrupt(std::string what) const {
 Result<format::Header> Pack::read_header() const {
     if (file_bytes() < storage::kBlockBytes)
         return corrupt(fmt::format("{} bytes are too few for a pack", file_bytes()));
-    storage::BlockMemory block(storage::kBlockBytes);
+    ASSIGN_OR_RETURN(MemoryBlock block,
+                     MemoryBlock::create(storage::kBlockBytes, "the header of a pack"));
     RETURN_IF_ERROR(file_.read(0, block.span()));
     format::Header header;
     std::memcpy(&header, block.data(), sizeof(header));
@@ -83,7 +84,7 @@ Status Pack::read_table(const format::Header& header) {
         bytes > file_bytes() - format::kTableOffset)
         return corrupt(fmt::format("a table of {} entries and {} checksums does not fit the file",
                                    header.n_entries, header.n_pieces));
-    storage::BlockMemory table(bytes);
+    ASSIGN_OR_RETURN(MemoryBlock table, MemoryBlock::create(bytes, "the table of a pack"));
     RETURN_IF_ERROR(file_.read(format::kTableOffset, table.span()));
     if (format::hash(table.span()) != header.table_hash)
         return corrupt("the checksum of the table is wrong");

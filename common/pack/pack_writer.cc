@@ -14,7 +14,7 @@
 
 #include "common/base/check.h"
 #include "common/base/fd.h"
-#include "common/storage/block_memory.h"
+#include "common/base/memory_block.h"
 #include "common/storage/file.h"
 
 namespace k3::pack {
@@ -98,7 +98,8 @@ class Writer {
         std::uint64_t largest = 0;
         for (const Entry& entry : entries_)
             largest = std::max(largest, std::min(chunk_bytes(entry), entry.stored_bytes()));
-        memory_ = storage::BlockMemory(largest);
+        ASSIGN_OR_RETURN(memory_, MemoryBlock::create(storage::block_ceiling(largest),
+                                                      "what a pack is written from"));
         done_ = entries_.front().offset;
         Status written;
         for (const Entry& entry : entries_)
@@ -272,7 +273,7 @@ class Writer {
     format::Header header_;
     std::vector<std::byte> table_;
     std::vector<std::uint64_t> recorded_;  // [n_pieces]; 0: not written yet
-    storage::BlockMemory memory_;          // one chunk
+    MemoryBlock memory_;                   // one chunk
     std::uint64_t done_ = 0;
     std::uint64_t kept_bytes_ = 0;
     std::uint64_t unsynced_ = 0;

@@ -61,12 +61,12 @@ bool is_full(int error_number) {
 
 }  // namespace
 
-Result<AtomicFile> AtomicFile::create(const fs::path& path, std::uint64_t bytes) {
+Result<AtomicFile> AtomicFile::create(const fs::path& path, std::uint64_t bytes, mode_t mode) {
     sweep(path);
     fs::path partial =
         directory_of(path) / fmt::format("{}{}{}", partial_prefix(path), ::getpid(), kPartial);
     const int flags = O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC;
-    Fd fd(::open(partial.c_str(), flags, 0600));
+    Fd fd(::open(partial.c_str(), flags, mode));
     if (!fd.valid()) return system_error(errno, "create", partial);
     AtomicFile file(path, std::move(partial), std::move(fd), bytes);
     // File systems that cannot reserve find out while writing.
@@ -121,6 +121,12 @@ Error AtomicFile::failed(int error_number, std::string_view doing) const {
                              error_number == EFBIG ? ", but files may not grow so large" : ""),
                  error_number == EFBIG ? "raise the limit of file sizes (ulimit -f)"
                                        : "free disk space or choose another directory"};
+}
+
+Status replace_file(const fs::path& path, std::string_view bytes, mode_t mode) {
+    ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::create(path, bytes.size(), mode));
+    RETURN_IF_ERROR(file.append(std::as_bytes(std::span(bytes))));
+    return file.commit();
 }
 
 }  // namespace k3::storage

@@ -5,6 +5,8 @@
 // gives them the right name. Until then a file of that name stays as it was: a process that is
 // killed, a disk that is full, a machine that loses power leave the old file or none.
 
+#include <sys/types.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -21,10 +23,11 @@ namespace k3::storage {
 class AtomicFile {
   public:
     /// Reserves room for `bytes`, so that a full disk is known before anything is written, and
-    /// removes what processes that died left of earlier writes. Mode 0600. Two processes may write
+    /// removes what processes that died left of earlier writes. Two processes may write
     /// the same file: each writes its own, and the last to commit wins.
     /// Errors: resource_exhausted (no room: bytes needed and free), not_found (directory), io.
-    static Result<AtomicFile> create(const std::filesystem::path& path, std::uint64_t bytes);
+    static Result<AtomicFile> create(const std::filesystem::path& path, std::uint64_t bytes,
+                                     mode_t mode = 0600);
     AtomicFile(AtomicFile&& other) noexcept;
     AtomicFile& operator=(AtomicFile&&) = delete;
     ~AtomicFile();
@@ -48,5 +51,8 @@ class AtomicFile {
     Fd fd_;
     std::uint64_t left_bytes_ = 0;
 };
+
+/// A whole file at once. Errors: those of AtomicFile.
+Status replace_file(const std::filesystem::path& path, std::string_view bytes, mode_t mode = 0600);
 
 }  // namespace k3::storage

@@ -7,20 +7,15 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdlib>
-#include <memory>
 #include <system_error>
 #include <utility>
 
+#include "common/base/memory_block.h"
 #include "common/storage/file.h"
 
 namespace k3::storage {
 
 namespace {
-
-struct FreeDeleter {
-    void operator()(void* memory) const noexcept { std::free(memory); }
-};
 
 /// Asking for O_DIRECT is not enough: some file systems take it and fail at the first read.
 /// Returns why it does not work, or nothing.
@@ -35,8 +30,9 @@ std::string why_not_direct(const std::filesystem::path& path, int fd, Fd* direct
     }
     Fd opened(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT));
     if (!opened.valid()) return std::generic_category().message(errno);
-    std::unique_ptr<void, FreeDeleter> block(std::aligned_alloc(kBlockBytes, kBlockBytes));
-    if (block == nullptr || ::pread(opened.get(), block.get(), kBlockBytes, 0) < 0)
+    Result<MemoryBlock> block = MemoryBlock::create(kBlockBytes, "a block");
+    if (!block.has_value()) return block.error().message;
+    if (::pread(opened.get(), block->data(), kBlockBytes, 0) < 0)
         return std::generic_category().message(errno);
     *direct = std::move(opened);
     return {};

@@ -20,6 +20,7 @@
 #include <utility>
 
 #include "common/base/check.h"
+#include "common/base/memory_block.h"
 #include "common/storage/direct_file.h"
 #include "common/storage/file.h"
 
@@ -140,13 +141,10 @@ Result<DiskCacheFiles> DiskCacheFiles::open(const fs::path& directory, const Own
 
 /// Some file systems let files be opened for direct access and refuse it at the first write.
 void DiskCacheFiles::try_direct() {
-    const auto free_block = [](void* memory) { std::free(memory); };
-    const std::unique_ptr<void, decltype(free_block)> block(
-        std::aligned_alloc(storage::kBlockBytes, storage::kBlockBytes), free_block);
+    const Result<MemoryBlock> block = MemoryBlock::create(storage::kBlockBytes, "an entry");
     const Fd fd = open_entry(kFreshName, O_WRONLY | O_CREAT | O_TRUNC);
-    if (block == nullptr || !fd.valid()) return;
-    std::memset(block.get(), 0, storage::kBlockBytes);
-    if (::write(fd.get(), block.get(), storage::kBlockBytes) < 0 && errno == EINVAL)
+    if (!block.has_value() || !fd.valid()) return;
+    if (::write(fd.get(), block->data(), block->size()) < 0 && errno == EINVAL)
         direct_->store(false, std::memory_order_relaxed);
     discard();
 }

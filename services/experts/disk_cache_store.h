@@ -121,7 +121,7 @@ class DiskCacheStore final : public ExpertStore {
     const Options options_;
     ExpertStore& origin_;
     DiskCacheFiles files_;
-    const SlotMemory buffers_;
+    SlotMemory buffers_;
 
     mutable std::mutex mutex_;
     std::condition_variable work_;

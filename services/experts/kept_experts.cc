@@ -1,20 +1,15 @@
 #include "services/experts/kept_experts.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <unistd.h>
 #include <xxhash.h>
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <cmath>
-#include <cstdio>
 #include <cstring>
-#include <span>
 
 #include "common/base/check.h"
-#include "common/base/fd.h"
+#include "common/storage/atomic_file.h"
 #include "common/storage/file.h"
 
 namespace k3::experts {
@@ -69,18 +64,6 @@ Error kept_corrupt(const std::filesystem::path& path, std::string_view what) {
                  "nothing is lost but the first reads: it will be written again"};
 }
 
-Status write_whole(const std::filesystem::path& path, std::string_view bytes) {
-    const Fd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
-    if (!fd.valid()) return storage::system_error(errno, "create", path);
-    while (!bytes.empty()) {
-        const ssize_t done = ::write(fd.get(), bytes.data(), bytes.size());
-        if (done < 0 && errno == EINTR) continue;
-        if (done <= 0) return storage::system_error(errno, "write", path);
-        bytes.remove_prefix(static_cast<std::size_t>(done));
-    }
-    return Status::ok();
-}
-
 }  // namespace
 
 void sort_by_value(std::vector<KeptExpert>& experts) {
@@ -100,14 +83,7 @@ Status save_kept(const std::filesystem::path& path, const KeptExperts& kept) {
     for (const KeptExpert& expert : kept.experts)
         append(bytes, KeptEntry{expert.key.layer, expert.key.expert, expert.value});
     append(bytes, Checksum{XXH3_64bits(bytes.data(), bytes.size())});
-
-    std::filesystem::path fresh = path;
-    fresh += ".tmp";
-    Status written = write_whole(fresh, bytes);
-    if (written.has_value() && ::rename(fresh.c_str(), path.c_str()) != 0)
-        written = storage::system_error(errno, "replace", path);
-    if (!written.has_value()) ::unlink(fresh.c_str());
-    return written;
+    return storage::replace_file(path, bytes);
 }
 
 Result<KeptExperts> load_kept(const std::filesystem::path& path, std::string_view fingerprint,

@@ -4,8 +4,6 @@
 #include <string>
 #include <utility>
 
-#include "common/base/memory.h"
-
 namespace k3::trunk {
 
 namespace {
@@ -47,8 +45,7 @@ Result<PackedRuns> PackedRuns::load(const pack::Pack& pack, const model::ModelCo
     for (Loaded& run : loaded.runs_) {
         const std::string what = pack::run_name(run.layout.key());
         const pack::Entry& entry = *pack.find(run.layout.key());
-        run.memory = storage::BlockMemory(entry.stored_bytes());
-        prefer_huge_pages(run.memory.span());
+        ASSIGN_OR_RETURN(run.memory, MemoryBlock::create(entry.stored_bytes(), what.c_str()));
         const std::uint64_t step = std::max<std::uint64_t>(1, kReadBytes / entry.piece_bytes);
         for (std::uint64_t first = 0; first < entry.n_pieces(); first += step) {
             if (progress && !progress(done, total, what))

@@ -6,11 +6,11 @@
 #include <span>
 #include <vector>
 
+#include "common/base/memory_block.h"
 #include "common/base/result.h"
 #include "common/model/config.h"
 #include "common/pack/pack.h"
 #include "common/pack/trunk_run.h"
-#include "common/storage/block_memory.h"
 #include "services/trunk/layer_range.h"
 #include "services/trunk/weights.h"
 
@@ -35,7 +35,7 @@ class PackedRuns {
   private:
     struct Loaded {
         pack::TrunkRun layout;
-        storage::BlockMemory memory;
+        MemoryBlock memory;
     };
     std::vector<Loaded> runs_;
 };

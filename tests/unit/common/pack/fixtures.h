@@ -6,9 +6,9 @@
 #include <filesystem>
 #include <string>
 
+#include "common/base/memory_block.h"
 #include "common/pack/pack.h"
 #include "common/pack/pack_writer.h"
-#include "common/storage/block_memory.h"
 #include "tests/support/checkpoint_copy.h"
 #include "tests/support/text.h"
 
@@ -53,7 +53,7 @@ inline void write_small_pack(const std::filesystem::path& path) {
 inline Status read_all(const std::filesystem::path& path) {
     ASSIGN_OR_RETURN(auto pack, pack::Pack::open(path));
     for (const pack::Entry& entry : pack->entries()) {
-        storage::BlockMemory memory(entry.stored_bytes());
+        MemoryBlock memory = MemoryBlock::create(entry.stored_bytes(), "a test").value();
         RETURN_IF_ERROR(pack->read(entry, memory.span()));
     }
     return Status::ok();

@@ -30,7 +30,7 @@ std::size_t check_run(const model::Model& model, const Pack& pack, const TrunkRu
     const Entry* entry = pack.find(run.key());
     REQUIRE(entry != nullptr);
     REQUIRE(entry->bytes == run.bytes());
-    storage::BlockMemory memory(entry->stored_bytes());
+    MemoryBlock memory = MemoryBlock::create(entry->stored_bytes(), "a test").value();
     REQUIRE(pack.read(*entry, memory.span()).has_value());
     for (const PlacedTensor& placed : run.tensors()) {
         CAPTURE(placed.spec.name);
@@ -102,7 +102,7 @@ TEST_CASE("an expert pack holds the records of its share and no others") {
             CAPTURE(pack->name_of(entry.key));
             REQUIRE(held.holds(entry.key.layer, entry.key.part));
             REQUIRE(entry.n_pieces() == 1);
-            storage::BlockMemory memory(entry.stored_bytes());
+            MemoryBlock memory = MemoryBlock::create(entry.stored_bytes(), "a test").value();
             REQUIRE(pack->read(entry, memory.span()).has_value());
             std::uint64_t at = 0;
             for (const auto& spec :

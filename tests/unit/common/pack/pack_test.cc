@@ -46,14 +46,15 @@ TEST_CASE("pieces are read alone or together, directly or buffered, and hold wha
         for (const Entry& entry : pack.entries()) {
             CHECK(pack.find(entry.key) == &entry);
             CHECK(entry.offset % storage::kBlockBytes == 0);
-            storage::BlockMemory whole(entry.stored_bytes());
+            MemoryBlock whole = MemoryBlock::create(entry.stored_bytes(), "a test").value();
             REQUIRE(pack.read(entry, whole.span()).has_value());
             for (std::uint64_t i = 0; i < entry.stored_bytes(); ++i)
                 REQUIRE(whole.data()[i] ==
                         (i < entry.bytes ? small_byte(entry.key, i) : std::byte{0}));
             for (std::uint64_t first = 0; first < entry.n_pieces(); ++first) {
                 const Pack::Pieces rest{first, entry.n_pieces() - first};
-                storage::BlockMemory part(Pack::bytes_of(entry, rest));
+                MemoryBlock part =
+                    MemoryBlock::create(Pack::bytes_of(entry, rest), "a test").value();
                 REQUIRE(pack.read(entry, rest, part.span()).has_value());
                 CHECK(std::memcmp(part.data(), whole.data() + first * entry.piece_bytes,
                                   part.size()) == 0);
@@ -129,7 +130,7 @@ TEST_CASE("a file that is truncated while it is open is refused by the next read
     REQUIRE(pack.has_value());
     std::filesystem::resize_file(path, (*pack)->file_bytes() - storage::kBlockBytes);
     const Entry& last = (*pack)->entries().back();
-    storage::BlockMemory memory(last.stored_bytes());
+    MemoryBlock memory = MemoryBlock::create(last.stored_bytes(), "a test").value();
     const Status read = (*pack)->read(last, memory.span());
     REQUIRE_FALSE(read.has_value());
     CHECK(read.error().code == ErrorCode::corrupt);

@@ -1,4 +1,5 @@
 #include "common/storage/direct_file.h"
+#include "common/base/memory_block.h"
 
 #include <doctest/doctest.h>
 #include <unistd.h>
@@ -21,19 +22,14 @@ namespace {
 class Blocks {
   public:
     explicit Blocks(std::size_t n)
-        : bytes_(n * kBlockBytes),
-          data_(static_cast<std::byte*>(std::aligned_alloc(kBlockBytes, n * kBlockBytes))) {
-        REQUIRE(data_ != nullptr);
+        : memory_(MemoryBlock::create(n * kBlockBytes, "a test").value()) {}
+    std::span<std::byte> span() { return memory_.span(); }
+    std::string text(std::size_t n) const {
+        return {reinterpret_cast<const char*>(memory_.data()), n};
     }
-    ~Blocks() { std::free(data_); }
-    Blocks(const Blocks&) = delete;
-    Blocks& operator=(const Blocks&) = delete;
-    std::span<std::byte> span() const { return {data_, bytes_}; }
-    std::string text(std::size_t n) const { return {reinterpret_cast<const char*>(data_), n}; }
 
   private:
-    std::size_t bytes_;
-    std::byte* data_;
+    MemoryBlock memory_;
 };
 
 std::string numbered(std::size_t bytes) {

@@ -2,10 +2,9 @@
 // Memory as the cache's slots are: beginning on a block, with room for what a store reads.
 
 #include <cstddef>
-#include <cstdlib>
-#include <memory>
 #include <span>
 
+#include "common/base/memory_block.h"
 #include "services/experts/expert_store.h"
 
 namespace k3::test {
@@ -13,16 +12,11 @@ namespace k3::test {
 class AlignedSlot {
   public:
     explicit AlignedSlot(const experts::ExpertStore& store)
-        : bytes_(store.slot_bytes()),
-          memory_(static_cast<std::byte*>(std::aligned_alloc(storage::kBlockBytes, bytes_))) {}
-    std::span<std::byte> span() const { return {memory_.get(), bytes_}; }
+        : memory_(MemoryBlock::create(store.slot_bytes(), "a test").value()) {}
+    std::span<std::byte> span() { return memory_.span(); }
 
   private:
-    struct Free {
-        void operator()(std::byte* memory) const { std::free(memory); }
-    };
-    std::size_t bytes_;
-    std::unique_ptr<std::byte, Free> memory_;
+    MemoryBlock memory_;
 };
 
 }  // namespace k3::test

@@ -40,7 +40,7 @@ DiskCacheStore::Options killed_options(const std::filesystem::path& directory) {
     FakeStore origin;
     auto store = DiskCacheStore::create(killed_options(directory), origin);
     if (!store.has_value()) ::_exit(1);
-    const test::AlignedSlot slot(**store);
+    test::AlignedSlot slot(**store);
     std::mt19937 random(seed);
     const auto below = [&](std::uint32_t n) { return static_cast<std::uint32_t>(random() % n); };
     while (true) {
@@ -78,7 +78,7 @@ TEST_CASE("killed 200 times while it writes, a disk cache never holds a wrong or
         REQUIRE(keys.has_value());
         CHECK(keys->size() <= kKillCapacity);
         FakeStore origin;
-        const test::AlignedSlot slot(origin);
+        test::AlignedSlot slot(origin);
         for (const ExpertKey key : *keys) {
             const auto record = files->read(key, slot.span());
             REQUIRE_MESSAGE(record.has_value(),
@@ -95,7 +95,7 @@ TEST_CASE("killed 200 times while it writes, a disk cache never holds a wrong or
     auto store = DiskCacheStore::create(killed_options(cache), origin);
     REQUIRE(store.has_value());
     CHECK((*store)->disk_counts().entries > 0);
-    const test::AlignedSlot slot(**store);
+    test::AlignedSlot slot(**store);
     for (std::uint32_t expert = 0; expert < kKillExperts; ++expert) {
         const auto record = (*store)->read({1, expert}, slot.span());
         REQUIRE(record.has_value());

@@ -59,7 +59,7 @@ struct DiskCache {
         : DiskCache(disk_options(directory, capacity)) {}
 
     void read(ExpertKey key) const {
-        const test::AlignedSlot slot(*store);
+        test::AlignedSlot slot(*store);
         const auto record = store->read(key, slot.span());
         REQUIRE_MESSAGE(record.has_value(), (record.has_value() ? "" : record.error().sentence()));
         REQUIRE(FakeStore::holds(*record, key));
@@ -132,7 +132,7 @@ TEST_CASE("an error of the origin is the caller's, and nothing of it is cached")
     const test::TempDir dir;
     DiskCache cache(dir.path(), 20);
     cache.origin.fail({2, 2}, Error{ErrorCode::corrupt, "the scale is 255", "copy it again"});
-    const test::AlignedSlot slot(*cache.store);
+    test::AlignedSlot slot(*cache.store);
     const auto record = cache.store->read({2, 2}, slot.span());
     REQUIRE(!record.has_value());
     CHECK(record.error().message == "the scale is 255");
@@ -367,7 +367,7 @@ TEST_CASE("many readers and few buffers: every byte is right and every record is
     std::atomic<int> n_wrong{0};
     for (std::uint32_t t = 0; t < 4; ++t)
         threads.emplace_back([&, t] {
-            const test::AlignedSlot slot(*cache.store);
+            test::AlignedSlot slot(*cache.store);
             for (std::uint32_t i = 0; i < 150; ++i) {
                 const ExpertKey key{1 + (i * 7 + t) % 4, (i * 5 + t * 3) % kDiskExperts};
                 const ExpertUse use{key.expert, i % 16};

@@ -69,7 +69,7 @@ TEST_CASE("every expert is read whole, direct or not, the one that lies in two s
         CHECK(!store->why_buffered().empty());
         const bool direct = test::contains(store->why_buffered(), "1 of 288 experts");
         if (mode == Mode::buffered) CHECK(test::contains(store->why_buffered(), "switched off"));
-        const test::AlignedSlot slot(*store);
+        test::AlignedSlot slot(*store);
         std::uint64_t rounding_bytes = 0;
         for (std::uint32_t layer = 1; layer < model.config.n_layers; ++layer) {
             for (std::uint32_t expert = 0; expert < model.config.moe.n_experts; ++expert) {
@@ -111,7 +111,7 @@ TEST_CASE("another order of the tensors in a shard is still one read and the sam
     });
     const model::Model model = open_model(copy.path());
     auto store = make_store(model);
-    const test::AlignedSlot slot(*store);
+    test::AlignedSlot slot(*store);
     const auto read = store->read({1, 5}, slot.span());
     REQUIRE(read.has_value());
     const std::vector<std::byte> record(read->begin(), read->end());
@@ -136,7 +136,7 @@ TEST_CASE("each fault of the golden list is refused with its names") {
                       fault["becomes"].get<std::uint8_t>());
         const model::Model model = open_model(copy.path());
         auto store = make_store(model);
-        const test::AlignedSlot slot(*store);
+        test::AlignedSlot slot(*store);
         const auto number = [&](const char* name) {
             return std::to_string(fault[name].get<int>());
         };
@@ -166,7 +166,7 @@ TEST_CASE("a weight that fp32 cannot hold is refused like a scale of 255") {
     const storage::TensorInfo* scale = model.checkpoint->find(specs[3].name);
     const std::string shard = model.checkpoint->shard_path(scale->shard).filename().string();
     auto store = make_store(model);
-    const test::AlignedSlot slot(*store);
+    test::AlignedSlot slot(*store);
     for (std::uint64_t i = 0; i < 16; ++i) copy.set_byte(shard, packed->offset + i, 0x15);
     copy.set_byte(shard, scale->offset, 253);
     CHECK(store->read({3, 4}, slot.span()).has_value());  // 3 * 2^126 fits
@@ -186,7 +186,7 @@ TEST_CASE("a shard that shrinks while it is served gives a short read, not zeros
         const storage::TensorInfo* tensor = model.checkpoint->find(specs[2].name);
         const auto shard = model.checkpoint->shard_path(tensor->shard);
         copy.truncate(shard.filename().string(), tensor->offset + 100);
-        const test::AlignedSlot slot(*store);
+        test::AlignedSlot slot(*store);
         const auto read = store->read({1, 5}, slot.span());
         REQUIRE(!read.has_value());
         CHECK(read.error().code == ErrorCode::corrupt);
@@ -200,7 +200,7 @@ TEST_CASE("a shard that shrinks while it is served gives a short read, not zeros
 TEST_CASE("a store has the experts of its share and asks for no others") {
     const model::Model model = open_model(test::golden_dir() / "tiny-k3");
     auto store = make_store(model, "layers 1-2 experts 0-3");
-    const test::AlignedSlot slot(*store);
+    test::AlignedSlot slot(*store);
     CHECK(store->read({2, 3}, slot.span()).has_value());
     for (ExpertKey key : {ExpertKey{2, 4}, ExpertKey{3, 0}, ExpertKey{0, 0}, ExpertKey{13, 0},
                           ExpertKey{2, 24}, ExpertKey{4000000000U, 4000000000U}}) {

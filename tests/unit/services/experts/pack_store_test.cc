@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "common/base/memory_block.h"
 #include "common/pack/make_pack.h"
-#include "common/storage/block_memory.h"
 #include "tests/support/checkpoint_copy.h"
 #include "tests/support/golden.h"
 #include "tests/support/text.h"
@@ -56,8 +56,8 @@ TEST_CASE("a pack gives the same record as the checkpoint, and counts what it re
     for (std::uint32_t layer = 1; layer < 13; ++layer)
         for (std::uint32_t expert = 0; expert < 24; ++expert) {
             if (!share_of("1/3").holds(layer, expert)) continue;
-            storage::BlockMemory a(packed->slot_bytes());
-            storage::BlockMemory b(plain->slot_bytes());
+            MemoryBlock a = MemoryBlock::create(packed->slot_bytes(), "a test").value();
+            MemoryBlock b = MemoryBlock::create(plain->slot_bytes(), "a test").value();
             auto from_pack = packed->read({layer, expert}, a.span());
             auto from_shard = plain->read({layer, expert}, b.span());
             REQUIRE(from_pack.has_value());
@@ -81,7 +81,7 @@ TEST_CASE("experts that the pack lacks are refused at start, and when asked for"
                    "holds 8 experts and lacks 4 of the 8 of this share: layer 3 expert 0, layer 3 "
                    "expert 1, layer 3 expert 2, ..."));
     auto smaller = open_store(file, "layers 1 experts 0");
-    storage::BlockMemory slot(smaller->slot_bytes());
+    MemoryBlock slot = MemoryBlock::create(smaller->slot_bytes(), "a test").value();
     auto read = smaller->read({9, 9}, slot.span());
     REQUIRE_FALSE(read.has_value());
     CHECK(read.error().code == ErrorCode::not_found);
@@ -100,7 +100,7 @@ TEST_CASE("a weight that fp32 cannot hold is refused even with a right checksum"
                              file, source, keep_going)
                 .has_value());
     auto store = open_store(file, "layers 4 experts 7");
-    storage::BlockMemory slot(store->slot_bytes());
+    MemoryBlock slot = MemoryBlock::create(store->slot_bytes(), "a test").value();
     auto read = store->read({4, 7}, slot.span());
     REQUIRE_FALSE(read.has_value());
     CHECK(read.error().code == ErrorCode::corrupt);
