@@ -21,9 +21,6 @@ using msg::ServiceKind;
 
 namespace {
 
-// Defaults of k3-trunk and k3-experts.
-constexpr std::uint64_t kDefaultRows = 256;
-
 std::uint64_t sum_of(const std::vector<MemoryItem>& items) {
     return std::accumulate(
         items.begin(), items.end(), std::uint64_t{0},
@@ -137,7 +134,8 @@ class MemoryPlanner {
         const model::ModelConfig& config = models_.at(stage.model).config;
         ASSIGN_OR_RETURN(const model::LayerRange range,
                          model::parse_layers(flags.text("--layers", "all"), config));
-        ASSIGN_OR_RETURN(const std::uint64_t rows, flags.number("--max-step-rows", kDefaultRows));
+        ASSIGN_OR_RETURN(const std::uint64_t rows,
+                         flags.number("--max-step-rows", model::kDefaultMaxRows));
         ASSIGN_OR_RETURN(const std::uint64_t threads, threads_of(flags, machine_));
         ASSIGN_OR_RETURN(std::uint64_t sessions, flags.bytes("--session-bytes"));
         ASSIGN_OR_RETURN(const std::uint64_t budget, flags.bytes("--weights-bytes"));
@@ -188,30 +186,31 @@ class MemoryPlanner {
         const model::ModelConfig& config = models_.at(stage.model).config;
         ASSIGN_OR_RETURN(const model::Placement held,
                          model::parse_share(flags.text("--share", "all"), config));
-        ASSIGN_OR_RETURN(const std::uint64_t rows, flags.number("--max-call-rows", kDefaultRows));
-        ASSIGN_OR_RETURN(std::uint64_t budget, flags.bytes("--cache-bytes"));
-        const std::uint64_t slot = model::expert_slot_bytes(model::expert_bytes(config));
-        if (budget == 0) {
-            budget = std::min(held.count() * slot, free_bytes_ / 4);
+        ASSIGN_OR_RETURN(const std::uint64_t rows,
+                         flags.number("--max-call-rows", model::kDefaultMaxRows));
+        model::ExpertMemoryOptions options;
+        ASSIGN_OR_RETURN(options.cache_bytes, flags.bytes("--cache-bytes"));
+        const std::uint64_t record = model::expert_bytes(config);
+        options.free_bytes = free_bytes_;
+        options.slot_bytes = model::expert_slot_bytes(record);
+        options.n_held = held.count();
+        if (!flags.text("--disk-cache", "").empty())
+            options.buffer_bytes = model::disk_cache_buffer_bytes(record);
+        const auto memory = model::expert_memory(options);
+        if (!memory.has_value()) return Error(memory.error()).with_context(stage.name);
+        if (options.cache_bytes == 0)
             out_.notes.push_back(fmt::format(
                 "{}: cache_bytes is not set; its whole share, or a quarter of what is free",
                 stage.name));
-        }
-        const std::uint64_t fewest = std::min(model::kFewestExpertSlots, held.count());
-        const std::uint64_t slots = std::min(budget / slot, held.count());
-        if (slots < fewest)
-            return Error{ErrorCode::resource_exhausted,
-                         fmt::format("{}: a cache of {} bytes holds {} experts of {} bytes, and "
-                                     "needs room for {} ({} bytes)",
-                                     stage.name, budget, slots, slot, fewest, fewest * slot),
-                         fmt::format("give cache_bytes = {} or more", fewest * slot)};
-        out_.expert_slots += slots;
+        out_.expert_slots += memory->n_slots;
         out_.experts_held += held.count();
         process.items.push_back(
             {"index of the checkpoint", model::checkpoint_index_size(config).kept_bytes});
-        process.items.push_back(
-            {fmt::format("cache, {} of {} experts", grouped(slots), grouped(held.count())),
-             slots * slot});
+        process.items.push_back({fmt::format("cache, {} of {} experts", grouped(memory->n_slots),
+                                             grouped(held.count())),
+                                 memory->n_slots * options.slot_bytes});
+        if (memory->buffer_bytes > 0)
+            process.items.push_back({"what goes to the disk cache", memory->buffer_bytes});
         process.items.push_back(
             {fmt::format("call buffers, {} rows", rows), model::expert_buffer_bytes(config, rows)});
         if (!flags.uses_shm()) return Status::ok();

@@ -1,5 +1,7 @@
 #include "common/model/memory_plan.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <limits>
 
@@ -110,8 +112,40 @@ SessionSize session_size(const ModelConfig& config, LayerRange range, std::uint6
     return size;
 }
 
+std::uint64_t disk_cache_entry_bytes(std::uint64_t record_bytes) noexcept {
+    return storage::kBlockBytes + storage::block_ceiling(record_bytes);
+}
+
+std::uint64_t disk_cache_buffer_bytes(std::uint64_t record_bytes) noexcept {
+    return kDiskCacheBuffers * disk_cache_entry_bytes(record_bytes);
+}
+
 std::uint64_t expert_slot_bytes(std::uint64_t record_bytes) noexcept {
     return storage::block_ceiling(record_bytes + storage::kBlockBytes - 1);
+}
+
+Result<ExpertMemory> expert_memory(const ExpertMemoryOptions& options) {
+    const std::uint64_t slot = options.slot_bytes;
+    const std::uint64_t set_aside = options.buffer_bytes;
+    const std::uint64_t all = options.n_held * slot + set_aside;
+    const std::uint64_t budget =
+        options.cache_bytes > 0 ? options.cache_bytes : std::min(all, options.free_bytes / 4);
+    const std::uint64_t fit = (budget - std::min(budget, set_aside)) / slot;
+    const std::uint64_t n_slots = std::min(fit, options.n_held);
+    const std::uint64_t fewest = std::min(kFewestExpertSlots, options.n_held);
+    if (n_slots >= fewest) return ExpertMemory{n_slots, set_aside, n_slots * slot + set_aside};
+    const std::uint64_t needed = fewest * slot + set_aside;
+    return Error{
+        ErrorCode::resource_exhausted,
+        fmt::format("a cache of {} bytes{} holds {} experts of {} bytes, and needs room for {} "
+                    "({} bytes)",
+                    budget,
+                    set_aside > 0 ? fmt::format(", {} of them for what is written to the disk "
+                                                "cache,",
+                                                set_aside)
+                                  : "",
+                    fit, slot, fewest, needed),
+        fmt::format("give a cache_bytes of {} or more", needed)};
 }
 
 std::uint64_t expert_buffer_bytes(const ModelConfig& config, std::uint64_t max_rows) noexcept {

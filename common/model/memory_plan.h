@@ -5,6 +5,7 @@
 // what is planned is what is taken. Bytes are those that a process may touch; what the kernel hands
 // out lazily (a session's positions, rows of a step) is counted in full.
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -52,8 +53,34 @@ SessionSize session_size(const ModelConfig& config, LayerRange range, std::uint6
 /// A slot of the expert cache: the blocks that a record touches wherever it begins.
 std::uint64_t expert_slot_bytes(std::uint64_t record_bytes) noexcept;
 
+/// An expert in the disk cache: a block of header, and the record in whole blocks.
+std::uint64_t disk_cache_entry_bytes(std::uint64_t record_bytes) noexcept;
+
+/// Memory of a server with a disk cache: one entry is written while another is filled.
+inline constexpr std::size_t kDiskCacheBuffers = 2;
+std::uint64_t disk_cache_buffer_bytes(std::uint64_t record_bytes) noexcept;
+
+/// Rows of a trunk step and of an expert call, unless the settings say otherwise.
+inline constexpr std::uint32_t kDefaultMaxRows = 256;
+
+/// What an expert server does with its cache_bytes.
+struct ExpertMemory {
+    std::uint64_t n_slots = 0;  // experts in memory, at most all that it holds
+    std::uint64_t buffer_bytes = 0;
+    std::uint64_t bytes = 0;  // of both
+};
+struct ExpertMemoryOptions {
+    std::uint64_t cache_bytes = 0;   // 0: for all held experts, but at most a quarter of free_bytes
+    std::uint64_t free_bytes = 0;    // of memory
+    std::uint64_t slot_bytes = 0;    // of an expert
+    std::uint64_t n_held = 0;        // experts
+    std::uint64_t buffer_bytes = 0;  // taken off first: disk_cache_buffer_bytes() with a disk cache
+};
 /// The fewest slots: one expert is read while another computes.
 inline constexpr std::uint64_t kFewestExpertSlots = 2;
+/// Error: resource_exhausted below the fewest slots (or n_held, if that is less), naming the bytes
+/// it needs.
+Result<ExpertMemory> expert_memory(const ExpertMemoryOptions& options);
 
 /// The buffers of an expert server for calls of up to `max_rows` rows.
 std::uint64_t expert_buffer_bytes(const ModelConfig& config, std::uint64_t max_rows) noexcept;

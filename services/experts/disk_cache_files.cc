@@ -21,6 +21,7 @@
 
 #include "common/base/check.h"
 #include "common/base/memory_block.h"
+#include "common/model/memory_plan.h"
 #include "common/storage/direct_file.h"
 #include "common/storage/file.h"
 
@@ -109,7 +110,7 @@ Status write_all(int fd, std::span<const std::byte> bytes, const fs::path& path)
 }  // namespace
 
 std::uint64_t DiskCacheFiles::entry_bytes(std::uint64_t record_bytes) noexcept {
-    return storage::kBlockBytes + storage::block_ceiling(record_bytes);
+    return model::disk_cache_entry_bytes(record_bytes);
 }
 
 // --- the directory ---

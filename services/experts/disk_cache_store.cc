@@ -10,6 +10,7 @@
 #include "common/base/check.h"
 #include "common/base/log.h"
 #include "common/base/settings.h"
+#include "common/model/memory_plan.h"
 #include "common/storage/direct_file.h"
 #include "services/experts/kept_experts.h"
 
@@ -17,18 +18,12 @@ namespace k3::experts {
 
 namespace {
 
-/// One is written while another is filled.
-constexpr std::size_t kBuffers = 2;
 constexpr std::chrono::seconds kSaveEvery{60};
 constexpr std::chrono::seconds kPauseAfterFailure{60};
 
 }  // namespace
 
 // --- start and end ---
-
-std::uint64_t DiskCacheStore::buffer_bytes(std::uint64_t record_bytes) noexcept {
-    return kBuffers * DiskCacheFiles::entry_bytes(record_bytes);
-}
 
 std::uint64_t DiskCacheStore::disk_bytes(const Options& options, std::uint64_t record_bytes,
                                          std::uint64_t n_entries) noexcept {
@@ -57,7 +52,7 @@ Result<std::unique_ptr<DiskCacheStore>> DiskCacheStore::create(const Options& op
         DiskCacheFiles files,
         DiskCacheFiles::open(options.directory, {options.fingerprint, origin.record_bytes()}));
     if (!files.repaired().empty()) log::warn("disk cache: " + files.repaired());
-    ASSIGN_OR_RETURN(SlotMemory buffers, SlotMemory::map(kBuffers, each));
+    ASSIGN_OR_RETURN(SlotMemory buffers, SlotMemory::map(model::kDiskCacheBuffers, each));
     std::unique_ptr<DiskCacheStore> store(new DiskCacheStore(
         options, origin, std::move(files), std::move(buffers), std::move(policy)));
     store->counts_.capacity = capacity;
@@ -74,7 +69,8 @@ DiskCacheStore::DiskCacheStore(const Options& options, ExpertStore& origin, Disk
       buffers_(std::move(buffers)),
       policy_(std::move(policy)),
       states_(std::size_t{options.n_layers} * options.n_experts, State::absent) {
-    for (std::uint32_t buffer = 0; buffer < kBuffers; ++buffer) free_.push_back(buffer);
+    for (std::uint32_t buffer = 0; buffer < model::kDiskCacheBuffers; ++buffer)
+        free_.push_back(buffer);
 }
 
 DiskCacheStore::~DiskCacheStore() {
@@ -293,7 +289,7 @@ void DiskCacheStore::finish_write(const Job& job, const Status& written) {
 
 void DiskCacheStore::wait_until_written() {
     std::unique_lock lock(mutex_);
-    idle_.wait(lock, [&] { return free_.size() == kBuffers; });
+    idle_.wait(lock, [&] { return free_.size() == model::kDiskCacheBuffers; });
 }
 
 // --- counts ---

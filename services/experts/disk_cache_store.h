@@ -64,8 +64,6 @@ class DiskCacheStore final : public ExpertStore {
         std::string policy = "rank-weighted";
     };
 
-    /// Memory for records on their way to the disk.
-    static std::uint64_t buffer_bytes(std::uint64_t record_bytes) noexcept;
     /// On the disk: so many experts, the lists of their values and of what memory held, each of
     /// them twice while it is replaced, and directory, lock and owner.
     static std::uint64_t disk_bytes(const Options& options, std::uint64_t record_bytes,

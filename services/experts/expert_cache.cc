@@ -7,12 +7,13 @@
 
 #include "common/base/check.h"
 #include "common/base/settings.h"
+#include "common/model/memory_plan.h"
 
 namespace k3::experts {
 
 namespace {
 
-constexpr std::size_t kSmallest = 2;  // one expert is read while another computes
+constexpr std::size_t kFewestPassing = 2;  // one expert is read while another computes
 
 std::uint64_t ns_since(Clock::time_point start) {
     return static_cast<std::uint64_t>(
@@ -22,7 +23,7 @@ std::uint64_t ns_since(Clock::time_point start) {
 /// Slots for experts that pass through: as many as the readers can fill while as many compute.
 std::size_t passing_slots(const ExpertCache::Options& options) {
     return std::max<std::size_t>(
-        kSmallest, std::min<std::size_t>(options.top_k, std::size_t{2} * options.n_readers));
+        kFewestPassing, std::min<std::size_t>(options.top_k, std::size_t{2} * options.n_readers));
 }
 
 }  // namespace
@@ -51,17 +52,13 @@ void ExpertLease::release() noexcept {
 
 Result<ExpertCache::Slots> ExpertCache::slots_for(const Options& options,
                                                   std::uint64_t slot_bytes) {
-    const std::uint64_t smallest = std::min<std::uint64_t>(kSmallest, options.n_held);
-    const std::uint64_t fit = options.budget_bytes / slot_bytes;
-    if (fit < smallest)
-        return Error{
-            ErrorCode::resource_exhausted,
-            fmt::format("a cache of {} bytes holds {} experts of {} bytes, and needs room "
-                        "for {} ({} bytes)",
-                        options.budget_bytes, fit, slot_bytes, smallest, smallest * slot_bytes),
-            fmt::format("give --cache-bytes {} or more", smallest * slot_bytes)};
+    model::ExpertMemoryOptions memory;
+    memory.cache_bytes = options.budget_bytes;
+    memory.slot_bytes = slot_bytes;
+    memory.n_held = options.n_held;
+    ASSIGN_OR_RETURN(const model::ExpertMemory taken, model::expert_memory(memory));
     Slots slots;
-    slots.n_slots = std::min(fit, options.n_held);
+    slots.n_slots = taken.n_slots;
     slots.n_kept = slots.n_slots;
     if (slots.n_slots < options.n_held)
         slots.n_kept -= std::min(slots.n_slots, passing_slots(options));

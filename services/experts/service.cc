@@ -20,21 +20,23 @@ namespace {
 /// A sum of 32 terms below 2^18, times 2^40, could reach 2^63.
 constexpr std::uint32_t kMostTerms = 31;
 
-/// What --cache-bytes 0 stands for, and whether an explicit budget can be had. Of the latter,
-/// `set_aside` bytes are for other things than slots.
-Result<std::uint64_t> cache_budget(const Service::Options& options, std::uint64_t n_held,
-                                   std::uint64_t slot_bytes, std::uint64_t set_aside) {
-    const std::uint64_t all = n_held * slot_bytes;
+/// The memory that --cache-bytes buys; refused if so much is not free.
+Result<model::ExpertMemory> memory_for(std::uint64_t cache_bytes, const ExpertStore& origin,
+                                       std::uint64_t n_held, bool disk_cache) {
     ASSIGN_OR_RETURN(AvailableMemory available, available_memory());
-    if (options.cache_bytes == 0) return std::min(all, available.bytes / 4);
-    const std::uint64_t needed = std::min(all + set_aside, options.cache_bytes);
-    if (needed > available.bytes)
-        return Error{
-            ErrorCode::resource_exhausted,
-            fmt::format("a cache of {} does not fit the {} that are free according to {}",
-                        format_bytes(needed), format_bytes(available.bytes), available.limited_by),
-            "give a smaller --cache-bytes, or 0 for a quarter of the free memory"};
-    return options.cache_bytes - std::min(options.cache_bytes, set_aside);
+    model::ExpertMemoryOptions options;
+    options.cache_bytes = cache_bytes;
+    options.free_bytes = available.bytes;
+    options.slot_bytes = origin.slot_bytes();
+    options.n_held = n_held;
+    if (disk_cache) options.buffer_bytes = model::disk_cache_buffer_bytes(origin.record_bytes());
+    ASSIGN_OR_RETURN(const model::ExpertMemory memory, model::expert_memory(options));
+    if (memory.bytes <= available.bytes) return memory;
+    return Error{ErrorCode::resource_exhausted,
+                 fmt::format("a cache of {} does not fit the {} that are free according to {}",
+                             format_bytes(memory.bytes), format_bytes(available.bytes),
+                             available.limited_by),
+                 "give a smaller --cache-bytes, or 0 for a quarter of the free memory"};
 }
 
 /// Whether a failed call is a matter for whoever runs this server; a caller's mistake is told to
@@ -133,22 +135,18 @@ ExpertStore& Service::store() noexcept {
 
 Status Service::build() {
     const model::MoeConfig& moe = config_.moe;
-    const std::uint64_t set_aside =
-        disk_cache_ ? DiskCacheStore::buffer_bytes(origin_->record_bytes()) : 0;
+    ASSIGN_OR_RETURN(
+        const model::ExpertMemory memory,
+        memory_for(options_.cache_bytes, *origin_, held_.count(), disk_cache_ != nullptr));
     ExpertCache::Options cache;
-    ASSIGN_OR_RETURN(cache.budget_bytes,
-                     cache_budget(options_, held_.count(), origin_->slot_bytes(), set_aside));
+    cache.budget_bytes = memory.n_slots * origin_->slot_bytes();
     cache.n_layers = config_.n_layers;
     cache.n_experts = moe.n_experts;
     cache.n_held = held_.count();
     cache.top_k = moe.top_k;
     cache.n_readers = options_.n_readers;
     cache.policy = options_.policy;
-    auto made = ExpertCache::create(cache, store());
-    if (!made.has_value() && set_aside > 0)
-        return std::move(made).error().with_context(
-            fmt::format("besides {} bytes for what is written to the disk cache", set_aside));
-    ASSIGN_OR_RETURN(cache_, std::move(made));
+    ASSIGN_OR_RETURN(cache_, ExpertCache::create(cache, store()));
     if (!options_.trace.empty()) {
         ASSIGN_OR_RETURN(TraceRecorder trace,
                          TraceRecorder::create({options_.trace, options_.trace_bytes, moe.top_k}));

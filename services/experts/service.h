@@ -10,6 +10,7 @@
 
 #include "common/base/result.h"
 #include "common/model/load.h"
+#include "common/model/memory_plan.h"
 #include "common/model/placement.h"
 #include "common/pack/pack.h"
 #include "common/telemetry/counters.h"
@@ -32,7 +33,7 @@ class Service {
         std::string share = "all";      // common/model/placement.h
         std::uint64_t cache_bytes = 0;  // 0: all held experts, or a quarter of the free memory
         std::string policy = "rank-weighted";
-        std::uint32_t max_call_rows = 256;
+        std::uint32_t max_call_rows = model::kDefaultMaxRows;
         std::uint32_t n_readers = 4;
         bool direct = true;                  // read past the page cache where that is possible
         std::string disk_cache;              // directory; empty: none

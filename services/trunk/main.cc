@@ -37,7 +37,7 @@ struct TrunkSettings {
     std::vector<std::string> experts;
     std::int64_t threads = 0;
     std::int64_t max_sessions = 64;
-    std::int64_t max_step_rows = 256;
+    std::int64_t max_step_rows = model::kDefaultMaxRows;
     std::int64_t expert_wait_ms = 30000;
     std::int64_t expert_call_ms = 600000;
     std::string fast_lane = "auto";

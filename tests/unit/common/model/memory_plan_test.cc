@@ -65,6 +65,29 @@ TEST_CASE("a slot holds a record wherever it begins in a block") {
     CHECK(expert_slot_bytes(17'547'264) == 17'547'264 + 4096);
 }
 
+TEST_CASE("cache_bytes of an expert server buys slots, after the buffers of a disk cache") {
+    ExpertMemoryOptions options;
+    options.slot_bytes = 100;
+    options.n_held = 10;
+    options.free_bytes = 2000;
+    CHECK(expert_memory(options)->n_slots == 5);  // a quarter of what is free
+    options.free_bytes = 1'000'000;
+    CHECK(expert_memory(options)->n_slots == 10);
+    options.buffer_bytes = 250;
+    CHECK(expert_memory(options)->bytes == 1250);
+    options.free_bytes = 2000;
+    CHECK(expert_memory(options)->n_slots == 2);
+    options.cache_bytes = 750;
+    CHECK(expert_memory(options)->n_slots == 5);
+    CHECK(expert_memory(options)->bytes == 750);
+    options.cache_bytes = 449;
+    const Error error = expert_memory(options).error();
+    CHECK(error.code == ErrorCode::resource_exhausted);
+    CHECK(error.remedy.find("450") != std::string::npos);
+    options.n_held = 1;
+    CHECK(expert_memory(options)->n_slots == 1);
+}
+
 TEST_CASE("an arena takes the planned bytes of shared memory") {
     for (const ArenaSize& size : {ArenaSize{1, 1}, ArenaSize{5000, 3}, ArenaSize{4096, 70}}) {
         const std::string name = transport::segment_name(7, "memory-plan-test");
