@@ -27,6 +27,7 @@
 #include "bench/futex_hop.h"
 #include "bench/machine.h"
 #include "common/base/cores.h"
+#include "common/base/wake_latency.h"
 #include "common/transport/arena.h"
 #include "common/transport/channel.h"
 #include "common/transport/lane_host.h"
@@ -58,6 +59,7 @@ struct Case {
     bool use_shm = true;
     bool pinned = false;
     bool spin = false;
+    bool wake = false;  // as services do it: idle cores kept from deep sleep
 };
 
 /// Thrown, so that the server of a run that fails is ended on the way out.
@@ -213,6 +215,8 @@ Distribution distribution_of(std::vector<double> us) {
 }
 
 Distribution measure(const Case& which, std::size_t n_calls, const CoreSet& cores) {
+    WakeLatency wake;
+    if (which.wake) wake.busy();
     if (which.lane == std::string_view("futex")) {
         CoreSet ends;
         if (which.pinned) ends = {cores.front(), cores.back()};
@@ -239,11 +243,13 @@ int run(const Options& options) {
     std::vector<Case> cases;
     for (const bool pinned : {true, false}) {
         if (pinned && cores.size() < 2) continue;  // no core for each side
-        cases.push_back({"fast", false, pinned, true});
-        cases.push_back({"fast", false, pinned, false});
-        cases.push_back({"zeromq", true, pinned, false});
-        cases.push_back({"zeromq", false, pinned, false});
-        cases.push_back({"futex", false, pinned, false});
+        cases.push_back({"fast", false, pinned, true, true});
+        for (const bool wake : {true, false}) {
+            cases.push_back({"fast", false, pinned, false, wake});
+            cases.push_back({"zeromq", true, pinned, false, wake});
+            cases.push_back({"zeromq", false, pinned, false, wake});
+            cases.push_back({"futex", false, pinned, false, wake});
+        }
     }
     nlohmann::json json;
     json["cpu"] = bench::cpu_model();
@@ -251,22 +257,29 @@ int run(const Options& options) {
     json["calls"] = options.n_calls;
     fmt::print("{}, {} cores; {} calls a line, microseconds\n\n", bench::cpu_model(), cores.size(),
                options.n_calls);
-    fmt::print("  {:<8}{:<10}{:<8}{:<6}{:>9}{:>9}{:>9}\n", "lane", "tensors", "pinned", "spin",
-               "p50", "p90", "p99");
+    WakeLatency permission;
+    permission.busy();
+    if (!permission.held())
+        fmt::print("{} cannot be opened: 'wake fast' is the system's\n\n", WakeLatency::kDevice);
+    permission.idle();
+    fmt::print("  {:<8}{:<10}{:<8}{:<6}{:<8}{:>9}{:>9}{:>9}\n", "lane", "tensors", "pinned", "spin",
+               "wake", "p50", "p90", "p99");
     for (const Case& which : cases) {
         // On a thread of its own, which may keep itself to one core.
         const Distribution d =
             std::async(std::launch::async, measure, which, options.n_calls, cores).get();
         const bool empty = which.lane == std::string_view("futex");
         const char* tensors = empty ? "none" : which.use_shm ? "arena" : "message";
-        fmt::print("  {:<8}{:<10}{:<8}{:<6}{:>9.1f}{:>9.1f}{:>9.1f}\n", which.lane, tensors,
-                   which.pinned ? "yes" : "no", which.spin ? "yes" : "no", d.p50_us, d.p90_us,
+        const char* wake = which.wake ? "fast" : "system";
+        fmt::print("  {:<8}{:<10}{:<8}{:<6}{:<8}{:>9.1f}{:>9.1f}{:>9.1f}\n", which.lane, tensors,
+                   which.pinned ? "yes" : "no", which.spin ? "yes" : "no", wake, d.p50_us, d.p90_us,
                    d.p99_us);
         std::fflush(stdout);
         json["hops"].push_back({{"lane", which.lane},
                                 {"tensors", tensors},
                                 {"pinned", which.pinned},
                                 {"spin", which.spin},
+                                {"wake", wake},
                                 {"p50_us", d.p50_us},
                                 {"p90_us", d.p90_us},
                                 {"p99_us", d.p99_us}});

@@ -7,6 +7,7 @@
 #include "common/base/cores.h"
 #include "common/base/log.h"
 #include "common/base/settings.h"
+#include "common/base/wake_latency.h"
 #include "common/kernels/idle_threads.h"
 #include "common/kernels/isa.h"
 #include "common/kernels/kernel_table.h"
@@ -25,6 +26,7 @@ struct ExpertsSettings {
     std::string pack;
     std::int64_t threads = 0;
     std::int64_t spin_us = -1;
+    std::string wake = "fast";
     std::string direct = "auto";
 };
 
@@ -46,6 +48,9 @@ k3::Result<k3::Settings::Action> read_settings(int argc, const char* const* argv
                         "which experts stay in memory");
     settings.add_integer("threads", &out.threads, 0, 1024,
                          "threads that compute; 0: one for each of its cores");
+    settings.add_choice("wake", &out.wake, {"fast", "system"},
+                        "fast: keep idle cores of this box from deep sleep while there is work, "
+                        "where this user may do that (/dev/cpu_dma_latency)");
     settings.add_integer("spin_us", &out.spin_us, -1, 10'000,
                          "in a fast lane: how long to spin for the next call before sleeping; "
                          "-1: as long as the trunk says");
@@ -148,9 +153,16 @@ int main(int argc, char** argv) {
                   " experts=" + std::to_string((*service)->n_held()) +
                   " cache_slots=" + std::to_string(slots.n_slots) +
                   " threads=" + std::to_string(k3::kernels::threads()));
-    while (!(*server)->stopping())
-        if (auto request = (*server)->next(k3::Deadline::after_ms(1000)))
-            (*service)->handle(std::move(*request));
+    k3::WakeLatency wake;
+    while (!(*server)->stopping()) {
+        auto request = (*server)->next(k3::Deadline::after_ms(1000));
+        if (!request.has_value()) {
+            wake.idle();
+            continue;
+        }
+        if (settings.wake == "fast") wake.busy();
+        (*service)->handle(std::move(*request));
+    }
     k3::log::info("stopped");
     return k3::kExitOk;
 }

@@ -14,6 +14,7 @@
 #include "common/base/log.h"
 #include "common/base/memory.h"
 #include "common/base/settings.h"
+#include "common/base/wake_latency.h"
 #include "common/kernels/idle_threads.h"
 #include "common/kernels/isa.h"
 #include "common/kernels/parallel.h"
@@ -42,6 +43,7 @@ struct TrunkSettings {
     std::int64_t expert_call_ms = 600000;
     std::string fast_lane = "auto";
     std::int64_t spin_us = -1;
+    std::string wake = "fast";
     std::uint64_t weights_bytes = 0;
     std::string direct_reads = "auto";
     std::uint64_t session_bytes = 0;
@@ -73,6 +75,9 @@ Result<Settings::Action> read_settings(int argc, const char* const* argv, TrunkS
     settings.add_choice("fast_lane", &out.fast_lane, {"auto", "off"},
                         "expert calls through shared memory where the server is on this box; off: "
                         "all through ZeroMQ");
+    settings.add_choice("wake", &out.wake, {"fast", "system"},
+                        "fast: keep idle cores of this box from deep sleep while there is work, "
+                        "where this user may do that (/dev/cpu_dma_latency)");
     settings.add_integer("spin_us", &out.spin_us, -1, 10'000,
                          "in a fast lane: how long to spin before sleeping; -1: 50 if this box has "
                          "a core for every compute thread of trunk and expert servers, else 0");
@@ -348,9 +353,15 @@ int run(const TrunkSettings& settings) {
     server.set_ready(std::move(announcement));
     log::info("ready listen=" + server.endpoint());
 
+    WakeLatency wake;
     while (!server.stopping()) {
         auto request = server.next(Deadline::after_ms(1000));
-        if (request.has_value()) parts.service->handle(std::move(*request));
+        if (!request.has_value()) {
+            wake.idle();
+            continue;
+        }
+        if (settings.wake == "fast") wake.busy();
+        parts.service->handle(std::move(*request));
     }
     server.set_statistics({});
     log::info("stopped");
