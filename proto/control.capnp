@@ -105,6 +105,8 @@ struct Announcement {
     sampler @13 :SamplerFacts;
   }
   lane @14 :LaneOffer;        # if Hello.laneKey asked for one, and the server reads probes[0]
+  build @15 :Text;            # of the program, the same for the same binary; empty: it does not say.
+                              # A server must not come back as another one in the middle of a run
 }
 
 struct Pong {
@@ -113,6 +115,11 @@ struct Pong {
   state @1 :State;
   progressPermille @2 :UInt32;  # of loading
   detail @3 :Text;              # what is being loaded, or why it failed
+  work @4 :UInt64;              # grows whenever the side that computes gets on: a request taken, a
+                                # part of it done. 0: the service does not say
+  waitsForReads @5 :Bool;       # that side waits for a disk, which has a deadline of its own
+  waitingFor @6 :Text;          # ready, and yet nothing can be computed until these services are
+                                # back; empty: nothing is missing
 }
 
 struct Counter {

@@ -75,8 +75,7 @@ class Channel::Impl {
                 return answer;
             }
             Result<msg::Pong> pong = ask<msg::Pong>(msg::Ping{}, deadline);
-            last = pong.has_value() ? *pong
-                                    : msg::Pong{answer->instance, answer->state, 0, std::string()};
+            last = pong.has_value() ? *pong : msg::Pong{answer->instance, answer->state};
             if (deadline.expired()) return not_ready(*last);
             pause(deadline);
         }
@@ -138,6 +137,16 @@ class Channel::Impl {
     }
 
     void forget(std::uint64_t call_id) noexcept { calls_.erase(call_id); }
+
+    std::int64_t silent_ms() const noexcept {
+        if (calls_.empty() || broken_) return 0;
+        using std::chrono::milliseconds;
+        return std::chrono::duration_cast<milliseconds>(last_pump_ - heard_at_).count();
+    }
+
+    void give_up(const std::string& reason) {
+        if (socket_ && !broken_) lose(reason);
+    }
 
   private:
     using Calls = std::map<std::uint64_t, Call>;
@@ -425,6 +434,8 @@ void Channel::post(msg::Body body) { impl_->post(std::move(body)); }
 Result<Reply> Channel::receive(std::uint64_t call_id, Deadline deadline, bool more) {
     return impl_->noted(impl_->receive(call_id, deadline, more));
 }
+std::int64_t Channel::silent_ms() const noexcept { return impl_->silent_ms(); }
+void Channel::give_up(const std::string& reason) { impl_->give_up(reason); }
 void Channel::forget(std::uint64_t call_id) noexcept { impl_->forget(call_id); }
 
 Result<Reply> Channel::call(msg::Body body, std::vector<msg::Bytes> frames, Deadline deadline) {

@@ -70,6 +70,12 @@ class Channel {
     /// Errors: unavailable (gone or restarted), deadline_exceeded, stale (the fast lane is damaged
     /// and given up: the same request takes the socket the next time).
     Result<Reply> receive(std::uint64_t call_id, Deadline deadline, bool more = false);
+    /// How long the peer has given no sign of life on this connection, pings included, while a call
+    /// was waited for. For callers that judge silence by more than liveness_ms.
+    std::int64_t silent_ms() const noexcept;
+    /// Takes the peer for lost: every outstanding call ends with `unavailable` and `reason` ("does
+    /// not answer"), and the next hello makes a new connection.
+    void give_up(const std::string& reason);
     /// Ends interest in a streamed call.
     void forget(std::uint64_t call_id) noexcept;
 

@@ -218,7 +218,13 @@ msg::Body ServerImpl::answer_ping() {
     const msg::State state = failure_           ? msg::State::failed
                              : stopping_.load() ? msg::State::stopping
                                                 : announcement_.state;
-    return msg::Pong{instance_, state, progress_permille_, progress_detail_};
+    return msg::Pong{instance_,
+                     state,
+                     progress_permille_,
+                     progress_detail_,
+                     work_.n_done.load(std::memory_order_relaxed),
+                     work_.waits_for_reads.load(std::memory_order_relaxed),
+                     waiting_for_};
 }
 
 msg::Body ServerImpl::answer_statistics() {

@@ -124,6 +124,7 @@ void ServerImpl::set_ready(msg::Announcement announcement) {
     if (announcement.kind == msg::ServiceKind::unknown) announcement.kind = announcement_.kind;
     if (announcement.name.empty()) announcement.name = announcement_.name;
     if (announcement.version.empty()) announcement.version = announcement_.version;
+    if (announcement.build.empty()) announcement.build = announcement_.build;
     announcement.instance = instance_;
     announcement.state = msg::State::ready;
     announcement.probes.clear();
@@ -137,6 +138,11 @@ void ServerImpl::set_failed(Error error) {
     announcement_.state = msg::State::failed;
     progress_detail_ = error.sentence();
     failure_ = std::move(error);
+}
+
+void ServerImpl::set_waiting_for(std::string services) {
+    std::lock_guard lock(mutex_);
+    waiting_for_ = std::move(services);
 }
 
 void ServerImpl::set_statistics(std::function<std::vector<msg::Counter>()> counters) {
@@ -169,6 +175,7 @@ std::optional<Request> ServerImpl::try_next() {
     if (options_.lanes) options_.lanes->listen();
     std::optional<Request> request = pop();
     if (!request && options_.lanes) request = pop_lane();
+    if (request) work_.advance();
     return request;
 }
 
@@ -260,6 +267,8 @@ void Server::set_ready(msg::Announcement announcement) {
     impl_->set_ready(std::move(announcement));
 }
 void Server::set_failed(Error error) { impl_->set_failed(std::move(error)); }
+void Server::set_waiting_for(std::string services) { impl_->set_waiting_for(std::move(services)); }
+WorkProgress& Server::work() noexcept { return impl_->work(); }
 void Server::set_statistics(std::function<std::vector<msg::Counter>()> counters) {
     impl_->set_statistics(std::move(counters));
 }

@@ -12,6 +12,7 @@
 //
 // While the service is loading, everything but control is refused as unavailable with the progress.
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -54,6 +55,15 @@ class Responder {
     LaneTag lane_;  // where the request came from, if not from the socket
 };
 
+/// How far the side that computes has come, told in every Pong: whoever waits can tell a service
+/// that gets on from one that is stuck while its connection thread goes on answering. Any thread.
+struct WorkProgress {
+    std::atomic<std::uint64_t> n_done{0};  // requests taken and parts of them done
+    std::atomic<bool> waits_for_reads{false};
+
+    void advance() noexcept { n_done.fetch_add(1, std::memory_order_relaxed); }
+};
+
 struct Request {
     msg::Envelope envelope;
     std::vector<msg::Bytes> frames;  // frames[0] is multipart frame 1
@@ -94,6 +104,11 @@ class Server {
     void set_ready(msg::Announcement announcement);
     /// From now on every request, and Hello, is answered with `error`. Any thread.
     void set_failed(Error error);
+    /// Tells in every Pong which services this one waits for before it can compute anything; empty:
+    /// none. Any thread.
+    void set_waiting_for(std::string services);
+    /// For the service to move; taking a request moves it as well. Lives as long as the server.
+    WorkProgress& work() noexcept;
     /// Called on the connection thread for GetStatistics; must be thread-safe and quick. Never
     /// called any more once stopping() or next() has told of a stop, so it may use what its owner
     /// destroys after that; set_statistics({}) takes it back earlier.

@@ -54,6 +54,8 @@ class ServerImpl : public std::enable_shared_from_this<ServerImpl> {
     void set_progress(std::uint32_t permille, std::string detail);
     void set_ready(msg::Announcement announcement);
     void set_failed(Error error);
+    void set_waiting_for(std::string services);
+    WorkProgress& work() noexcept { return work_; }
     void set_statistics(std::function<std::vector<msg::Counter>()> counters);
     std::optional<Request> next(Deadline deadline);
     std::optional<Request> try_next();
@@ -123,11 +125,13 @@ class ServerImpl : public std::enable_shared_from_this<ServerImpl> {
     Fd requests_event_;  // readable: requests wait, or a stop was asked
     std::atomic<bool> stopping_{false};
     std::atomic<bool> finish_{false};
+    WorkProgress work_;
 
     mutable std::mutex mutex_;
     msg::Announcement announcement_;
     std::uint32_t progress_permille_ = 0;
     std::string progress_detail_;
+    std::string waiting_for_;
     std::optional<Error> failure_;
     std::deque<Request> requests_;
     std::deque<Outgoing> outgoing_;

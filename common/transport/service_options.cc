@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <charconv>
 
+#include "common/base/build_id.h"
 #include "common/base/cores.h"
 #include "common/base/log.h"
 
@@ -57,6 +58,7 @@ Server::Options ServiceOptions::server(msg::ServiceKind kind) const {
     out.announcement.kind = kind;
     out.announcement.name = name;
     out.announcement.version = version();
+    out.announcement.build = build_id();
     out.insecure = insecure;
     out.lifeline_fd = static_cast<int>(lifeline_fd);
     out.refused = refusal(*this);

@@ -60,6 +60,8 @@ void ZmqLink::wait(Deadline deadline, bool for_room) {
     ::zmq_poll(items, ended_.empty() ? 2 : 0, deadline.remaining_ms());
 }
 
+std::array<void*, 2> ZmqLink::sockets() const noexcept { return {socket_->get(), monitor_->get()}; }
+
 void ZmqLink::look() {
     while (std::optional<std::vector<msg::Bytes>> frames = monitor_->receive()) {
         std::uint16_t event = 0;

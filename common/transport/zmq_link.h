@@ -5,6 +5,7 @@
 // unsent to the peer's successor, and with ZMQ_IMMEDIATE it would throw away replies that have
 // arrived.
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -36,6 +37,9 @@ class ZmqLink final : public Link {
     void wait(Deadline deadline, bool for_room) override;
     const std::string& ended() const noexcept override { return ended_; }
 
+    /// The sockets to zmq_poll() for input, for whoever has several links: one has a message, or
+    /// the other something for look() to see.
+    std::array<void*, 2> sockets() const noexcept;
     /// Looks whether the connection has ended. What came before that is then still received.
     void look();
     /// It has met somebody.

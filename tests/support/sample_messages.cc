@@ -176,6 +176,21 @@ class Samples {
         add("announcement_lane_cores", out);
     }
 
+    void signs_of_life() {
+        msg::Pong pong{kBig, msg::State::ready, 1000, ""};
+        pong.work = kBig + 2;
+        pong.waits_for_reads = true;
+        add("pong_work", pong);
+        pong.waits_for_reads = false;
+        pong.waiting_for = "experts-1 (tcp://10.0.0.2:7000)";
+        add("pong_waiting", pong);
+        msg::Announcement out;
+        out.kind = msg::ServiceKind::experts;
+        out.name = "experts-1";
+        out.build = "6f3a9c0012d4";
+        add("announcement_build", out);
+    }
+
     void saved_sessions() {
         add("open_session_save", msg::OpenSession{kBig, 1048576, "chat-1"});
         add("save_session", msg::SaveSession{kBig, "chat-1", {163584, 1, 2}});
@@ -213,6 +228,7 @@ std::vector<SampleMessage> sample_messages() {
     samples.gateway();
     samples.fast_lanes();
     samples.saved_sessions();
+    samples.signs_of_life();
     return std::move(samples).take();
 }
 

@@ -165,6 +165,7 @@ Announcement read_announcement(wire::Announcement::Reader in, Checker& check) {
     unsigned n = check.count(probes, "Announcement.probes", kMaxProbes);
     for (unsigned i = 0; i < n; ++i) out.probes.push_back(probes[i]);
     out.lane = read_lane(in.getLane(), check);
+    out.build = check.text(in.getBuild(), "Announcement.build", kMaxNameBytes);
     auto facts = in.getFacts();
     switch (facts.which()) {
         case wire::Announcement::Facts::NONE:
@@ -223,6 +224,7 @@ void write(BodyBuilder body, const Announcement& message) {
     auto probes = out.initProbes(static_cast<unsigned>(message.probes.size()));
     for (unsigned i = 0; i < probes.size(); ++i) probes.set(i, message.probes[i]);
     std::visit([&](const auto& facts) { write_facts(out.initFacts(), facts); }, message.facts);
+    out.setBuild(as_text(message.build));
     if (message.lane.pid == 0) return;
     auto lane = out.initLane();
     lane.setPid(message.lane.pid);
@@ -243,6 +245,9 @@ void write(BodyBuilder body, const Pong& message) {
     out.setState(static_cast<wire::State>(message.state));
     out.setProgressPermille(message.progress_permille);
     out.setDetail(as_text(message.detail));
+    out.setWork(message.work);
+    out.setWaitsForReads(message.waits_for_reads);
+    out.setWaitingFor(as_text(message.waiting_for));
 }
 
 void write(BodyBuilder body, const GetStatistics&) { body.initControl().setGetStatistics(); }
@@ -281,7 +286,10 @@ Body read(wire::ControlMessage::Reader in, Checker& check) {
             return Pong{pong.getInstance(),
                         check.enumerant(pong.getState(), State::failed, "service state"),
                         pong.getProgressPermille(),
-                        check.text(pong.getDetail(), "Pong.detail", kMaxErrorBytes)};
+                        check.text(pong.getDetail(), "Pong.detail", kMaxErrorBytes),
+                        pong.getWork(),
+                        pong.getWaitsForReads(),
+                        check.text(pong.getWaitingFor(), "Pong.waitingFor", kMaxErrorBytes)};
         }
         case wire::ControlMessage::GET_STATISTICS:
             return GetStatistics{};

@@ -98,6 +98,7 @@ struct Announcement {
                  SamplerFacts>
         facts;
     LaneOffer lane;
+    std::string build;
     bool operator==(const Announcement&) const = default;
 };
 
@@ -109,7 +110,10 @@ struct Pong {
     std::uint64_t instance = 0;
     State state = State::loading;
     std::uint32_t progress_permille = 0;
-    std::string detail;
+    std::string detail = {};
+    std::uint64_t work = 0;
+    bool waits_for_reads = false;
+    std::string waiting_for = {};
     bool operator==(const Pong&) const = default;
 };
 
