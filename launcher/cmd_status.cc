@@ -60,6 +60,8 @@ void print_stage(const StageRecord& stage, const std::optional<Live>& live) {
     if (!live.has_value() && stage.state == "ready") state = "no answer";
     if (live.has_value() && live->pong.state == msg::State::loading)
         state = fmt::format("loading {} %", live->pong.progress_permille / 10);
+    const std::string waiting_for = live.has_value() ? live->pong.waiting_for : "";
+    if (!waiting_for.empty()) state = "waiting";
     std::string who = stage.owned ? (stage.pid > 0 ? std::to_string(stage.pid) : "-") : "attached";
     std::string memory = "-";
     std::string queued = "-";
@@ -69,6 +71,7 @@ void print_stage(const StageRecord& stage, const std::optional<Live>& live) {
     }
     fmt::print("  {:<14} {:<12} {:>8} {:>8} {:>11} {:>6}  {}\n", stage.name, state, who,
                stage.restarts, memory, queued, stage.endpoint);
+    if (!waiting_for.empty()) fmt::print("  {:<14} waits for {}\n", "", waiting_for);
 }
 
 void print_run(const RunRecord& run) {
@@ -90,6 +93,10 @@ json to_json(const RunRecord& run) {
         if (auto live = ask(stage)) {
             item["answers"] = true;
             item["state"] = std::string(msg::to_string(live->pong.state));
+            if (!live->pong.waiting_for.empty()) {
+                item["state"] = "waiting";
+                item["waiting_for"] = live->pong.waiting_for;
+            }
             if (live->statistics.has_value()) {
                 item["resident_bytes"] = live->statistics->resident_bytes;
                 item["uptime_ms"] = live->statistics->uptime_ms;

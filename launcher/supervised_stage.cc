@@ -49,8 +49,9 @@ StageRecord SupervisedStage::record() const {
     record.kind = std::string(msg::to_string(plan.kind));
     record.name = plan.name;
     record.endpoint = plan.endpoint;
-    record.state = std::string(to_string(state));
-    record.detail = state == StageState::loading ? detail : "";
+    const bool waits = state == StageState::ready && !waiting_for.empty();
+    record.state = std::string(waits ? to_string(StageState::waiting) : to_string(state));
+    record.detail = state == StageState::loading ? detail : waits ? waiting_for : "";
     record.owned = plan.owned;
     record.pid = has_process() ? process.pid : 0;
     record.restarts = n_restarts;
@@ -62,6 +63,7 @@ void SupervisedStage::begin_process(Process started, Clock::time_point now) {
     was_ready = false;
     permille = 0;
     detail.clear();
+    waiting_for.clear();
     launched_at = now;
     progress_at = now;
     answered_at = now;

@@ -53,6 +53,7 @@ class SupervisedStage {
     std::string fingerprint;          // of its checkpoint, once ready
     std::uint32_t permille = 0;       // of loading
     std::string detail;               // what is being loaded
+    std::string waiting_for;          // services without which it cannot compute, though ready
     Clock::time_point launched_at;
     Clock::time_point progress_at;  // start, or the last progress
     Clock::time_point answered_at;

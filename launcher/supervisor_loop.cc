@@ -120,7 +120,7 @@ void Supervisor::Loop::begin_stop() {
 std::string Supervisor::Loop::pipeline_state() const {
     if (stop_.begun()) return "stopping";
     bool ready = std::all_of(stages_.begin(), stages_.end(), [](const SupervisedStage& stage) {
-        return stage.state == StageState::ready;
+        return stage.state == StageState::ready && stage.waiting_for.empty();
     });
     if (ready) return "ready";
     return was_ready_ ? "degraded" : "starting";

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "launcher/out_of_memory.h"
 #include "launcher/stop_sequence.h"
 #include "launcher/supervised_stage.h"
 #include "launcher/supervisor.h"
@@ -57,6 +58,7 @@ class Supervisor::Loop {
     void launch_gateway_if_others_are_ready();
     void sighted(Sighting sighting);
     void became_ready(SupervisedStage& stage, const Sighting& sighting);
+    void show_waiting(SupervisedStage& stage, const std::string& waiting_for);
     void show_progress(SupervisedStage& stage, const msg::Pong& pong);
     void check_living(SupervisedStage& stage);
     void exited(SupervisedStage& stage, const Ending& ending);
@@ -87,6 +89,7 @@ class Supervisor::Loop {
     bool was_ready_ = false;  // the pipeline, at least once
     bool degraded_ = false;   // it was ready, and now a stage is not
     bool dirty_ = true;       // something to publish
+    OutOfMemoryWatch out_of_memory_;
     StopSequence stop_;
     std::optional<Error> failure_;
 };

@@ -20,6 +20,9 @@ using std::chrono::milliseconds;
 
 namespace {
 
+constexpr const char* kOutOfMemory =
+    " by the kernel, which had no memory left: give it a smaller budget (cache_bytes, "
+    "weights_bytes)";
 constexpr std::int64_t kProgressLineMs = 1000;
 constexpr std::int64_t kTakenProbeMs = 200;  // an address that does not react is not taken
 
@@ -90,6 +93,7 @@ void Supervisor::Loop::sighted(Sighting sighting) {
             break;
         case msg::State::ready:
             became_ready(stage, sighting);
+            show_waiting(stage, sighting.pong.waiting_for);
             break;
         case msg::State::failed:
             // One of ours ends now and its exit code says more.
@@ -125,6 +129,15 @@ void Supervisor::Loop::became_ready(SupervisedStage& stage, const Sighting& sigh
         events_.normal(line);
 }
 
+void Supervisor::Loop::show_waiting(SupervisedStage& stage, const std::string& waiting_for) {
+    if (stage.state != StageState::ready || stage.waiting_for == waiting_for) return;
+    stage.waiting_for = waiting_for;
+    dirty_ = true;
+    events_.important(waiting_for.empty()
+                          ? fmt::format("{} has all it needs again", stage.plan.name)
+                          : fmt::format("{} waits for {}", stage.plan.name, waiting_for));
+}
+
 void Supervisor::Loop::show_progress(SupervisedStage& stage, const msg::Pong& pong) {
     if (pong.progress_permille == stage.permille && pong.detail == stage.detail) return;
     stage.permille = pong.progress_permille;
@@ -158,6 +171,10 @@ void Supervisor::Loop::exited(SupervisedStage& stage, const Ending& ending) {
     facts.max_restarts = options_.max_restarts;
     facts.policy = stage.plan.restart;
     std::string reason = stage.reason(ending);
+    // Counted for all of the cgroup: one of ours that was killed at that moment is most likely it.
+    const bool was_out_of_memory =
+        out_of_memory_.has_grown() && ending.signalled && ending.number == SIGKILL;
+    if (was_out_of_memory) reason += kOutOfMemory;
     if (judge_exit(facts) == Verdict::give_up) {
         if (facts.recent_restarts > 0 && facts.policy != RestartPolicy::never)
             reason += fmt::format(" (after {} restarts within {} s)", facts.recent_restarts,
@@ -179,9 +196,9 @@ void Supervisor::Loop::exited(SupervisedStage& stage, const Ending& ending) {
     std::int64_t pause = back_off_ms(facts.recent_restarts);
     stage.apply(StageEvent::exited);
     stage.next_start = now_ + milliseconds(pause);
-    events_.important(fmt::format("{} ended with {}; restart {} of {} in {} ms", stage.plan.name,
-                                  ending.text(), facts.recent_restarts + 1, facts.max_restarts,
-                                  pause));
+    events_.important(fmt::format("{} ended with {}{}; restart {} of {} in {} ms", stage.plan.name,
+                                  ending.text(), was_out_of_memory ? kOutOfMemory : "",
+                                  facts.recent_restarts + 1, facts.max_restarts, pause));
 }
 
 void Supervisor::Loop::fail(SupervisedStage& stage, Error error) {
