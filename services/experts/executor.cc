@@ -49,14 +49,24 @@ Status Executor::run(std::uint32_t layer, std::span<const float> rows,
     Clock::time_point start = Clock::now();
     for (std::uint32_t i : order) {
         const ExpertKey key{layer, uses[i].expert};
-        ASSIGN_OR_RETURN(ExpertLease lease, cache_.acquire(key, deadline));
+        ASSIGN_OR_RETURN(ExpertLease lease, acquire(key, deadline));
         const Clock::time_point there = Clock::now();
         times.read_ns += ns_between(start, there);
         RETURN_IF_ERROR(run_expert(key, lease.bytes(), rows, picks, groups.picks_of(i), sums));
         start = Clock::now();
         times.compute_ns += ns_between(there, start);
+        if (work_ != nullptr) work_->advance();
     }
     return Status::ok();
+}
+
+/// A read has a deadline of its own: waiting for it is no standstill.
+Result<ExpertLease> Executor::acquire(ExpertKey key, Deadline deadline) {
+    if (work_ == nullptr) return cache_.acquire(key, deadline);
+    work_->waits_for_reads.store(true, std::memory_order_relaxed);
+    Result<ExpertLease> lease = cache_.acquire(key, deadline);
+    work_->waits_for_reads.store(false, std::memory_order_relaxed);
+    return lease;
 }
 
 Status Executor::run_expert(ExpertKey key, std::span<const std::byte> record,

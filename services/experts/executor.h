@@ -18,6 +18,7 @@
 #include "common/model/config.h"
 #include "common/pack/expert_record.h"
 #include "common/transport/messages/experts.h"
+#include "common/transport/server.h"
 #include "services/experts/expert_cache.h"
 #include "services/experts/pick_groups.h"
 
@@ -35,6 +36,9 @@ class Executor {
     Executor(const model::ModelConfig& config, const kernels::KernelTable& table,
              ExpertCache& cache);
 
+    /// Has the progress of every run told there; null: nowhere.
+    void report_to(transport::WorkProgress* work) noexcept { work_ = work; }
+
     /// rows [n_rows, latent_size]; `groups` are those of `picks`; sums [n_rows, latent_size], set.
     /// Errors: those of ExpertCache::acquire; corrupt (a term that is not finite or reaches 2^18,
     /// naming layer, expert and row). `sums` holds anything then.
@@ -47,12 +51,14 @@ class Executor {
                       std::span<const msg::Pick> picks, std::span<const std::uint32_t> chosen,
                       std::span<std::int64_t> sums);
     void compute(std::span<const std::byte> record, std::size_t n);
+    Result<ExpertLease> acquire(ExpertKey key, Deadline deadline);
 
     const pack::ExpertRecord record_;
     const kernels::KernelTable& table_;
     ExpertCache& cache_;
     const float situ_beta_;
     const float situ_linear_beta_;
+    transport::WorkProgress* work_ = nullptr;
     std::vector<std::uint32_t> order_;  // [n_experts]
     std::vector<float> x_;              // [kBlockRows, latent]
     std::vector<float> gate_;           // [kBlockRows, inner]

@@ -146,6 +146,7 @@ int main(int argc, char** argv) {
         k3::experts::Service::create(settings.experts, weights->model, weights->pack);
     if (!service.has_value()) return k3::transport::fail(service.error(), server->get());
 
+    (*service)->report_to((*server)->work());
     (*server)->set_statistics([&experts = **service] { return experts.statistics(); });
     (*server)->set_ready((*service)->announcement());
     const k3::experts::ExpertCache::Slots slots = (*service)->cache().slots();

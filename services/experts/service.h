@@ -59,6 +59,8 @@ class Service {
 
     /// Facts for Server::set_ready; kind, name and version are the server's.
     msg::Announcement announcement() const;
+    /// Has the progress of its calls told there, from now on.
+    void report_to(transport::WorkProgress& work) noexcept { executor_->report_to(&work); }
     /// Answers one request.
     void handle(transport::Request request);
     /// Any thread.

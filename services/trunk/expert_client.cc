@@ -6,26 +6,22 @@
 #include <thread>
 #include <utility>
 
-#include "common/base/log.h"
-#include "common/model/memory_plan.h"
 #include "common/transport/tensor_io.h"
 
 namespace k3::trunk {
 
 namespace {
 
-constexpr std::int64_t kSliceMs = 100;     // between looks at whether to stop
-constexpr std::int64_t kAbsentTryMs = 20;  // for a server that is not needed right now
-constexpr std::int64_t kAbsentEveryMs = 1000;
+constexpr std::int64_t kSliceMs = 50;  // between looks at a server that has not answered
+constexpr std::uint64_t kEverybody = ~std::uint64_t{0};
+constexpr std::int64_t kStopMs = 100;             // likewise, while there is nobody to ask
 constexpr std::size_t kCallOverheadBytes = 1024;  // of a call besides rows and picks, generously
-constexpr std::int64_t kSpinUs = 50;   // in a fast lane; falling asleep and waking costs as much
-constexpr std::int64_t kPauseMs = 20;  // before asking again a server that refused
+constexpr std::int64_t kHedgedSliceMs = 1;        // between looks at either of two who may answer
+constexpr std::chrono::microseconds kLook{20};    // less is no waiting,
+constexpr int kLeastWaited = 8;                   // nor is less than this part of the call
+constexpr std::int64_t kPauseMs = 20;             // before asking again a server that refused
 // A server that dies of every call must not be asked for ever; the launcher backs off meanwhile.
 constexpr int kMaxRounds = 10;
-
-bool is_absence(const Error& error) {
-    return error.code == ErrorCode::unavailable || error.code == ErrorCode::deadline_exceeded;
-}
 
 std::span<const std::byte> as_bytes(std::span<const float> values) { return std::as_bytes(values); }
 
@@ -33,7 +29,6 @@ std::span<const std::byte> as_bytes(std::span<const float> values) { return std:
 
 ExpertClient::ExpertClient(Options options, telemetry::Counters& counters)
     : options_(std::move(options)),
-      directory_(options_.needs, options_.endpoints),
       latent_size_(options_.needs.latent_size),
       is_pending_(options_.max_rows * options_.top_k),
       chosen_(options_.max_rows * options_.top_k),
@@ -41,7 +36,10 @@ ExpertClient::ExpertClient(Options options, telemetry::Counters& counters)
       n_sent_(counters.add("expert_calls")),
       n_lane_(counters.add("expert_calls_fast_lane")),
       n_repeated_(counters.add("expert_calls_repeated")),
-      n_losses_(counters.add("expert_server_losses")),
+      n_late_(counters.add("expert_calls_late")),
+      late_after_ms_(counters.add("expert_calls_late_after_ms")),
+      n_hedged_(counters.add("expert_calls_hedged")),
+      n_hedges_won_(counters.add("expert_calls_hedges_won")),
       n_stale_(counters.add("expert_calls_stale")),
       sent_bytes_(counters.add("expert_sent_bytes")),
       received_bytes_(counters.add("expert_received_bytes")),
@@ -50,134 +48,45 @@ ExpertClient::ExpertClient(Options options, telemetry::Counters& counters)
 
 Result<std::unique_ptr<ExpertClient>> ExpertClient::create(Options options,
                                                            telemetry::Counters& counters) {
-    const std::size_t n = options.endpoints.size();
-    if (n > ExpertDirectory::kMaxServers)
-        return Error{ErrorCode::invalid_argument,
-                     std::to_string(n) + " expert servers were named, a trunk handles " +
-                         std::to_string(ExpertDirectory::kMaxServers),
-                     "give each server a larger share"};
+    ExpertServers::Options servers;
+    servers.needs = options.needs;
+    servers.endpoints = options.endpoints;
+    servers.run_id = options.run_id;
+    servers.max_rows = options.max_rows;
+    servers.wait_ms = options.wait_ms;
+    servers.use_shm = options.use_shm;
+    servers.fast_lane = options.fast_lane;
+    servers.spin_us = options.spin_us;
+    servers.cores = options.cores;
+    servers.stopping = options.stopping;
+    servers.on_waiting = options.on_waiting;
+    servers.stuck_ms = options.stuck_ms;
     std::unique_ptr<ExpertClient> client(new ExpertClient(std::move(options), counters));
-    const Options& own = client->options_;
-    for (const std::string& endpoint : own.endpoints) {
-        ASSIGN_OR_RETURN(auto channel, transport::Channel::create({.endpoint = endpoint,
-                                                                   .peer = "expert server",
-                                                                   .run_id = own.run_id,
-                                                                   .use_lane = own.fast_lane}));
-        client->peers_.emplace_back().channel = std::move(channel);
-    }
-    if (own.use_shm && n > 0) {
-        const model::ArenaSize size =
-            model::trunk_call_arena(own.needs.latent_size, own.max_rows, n);
-        ASSIGN_OR_RETURN(client->arena_,
-                         transport::Arena::create(
-                             {transport::segment_name(own.run_id, own.needs.self + "-calls"),
-                              size.slot_bytes, size.n_slots}));
-    }
+    ASSIGN_OR_RETURN(client->servers_, ExpertServers::create(std::move(servers), counters));
     return client;
-}
-
-Status ExpertClient::stop_if_asked() const {
-    if (!options_.stopping || !options_.stopping()) return Status::ok();
-    return Error{ErrorCode::cancelled, options_.needs.self + " is stopping", ""};
-}
-
-// ---- meeting servers ---------------------------------------------------------------------------
-
-Status ExpertClient::greet(std::size_t server, Deadline deadline) {
-    Peer& peer = peers_[server];
-    std::vector<msg::SegmentProbe> probes;
-    if (arena_) probes.push_back(arena_->probe());
-    ASSIGN_OR_RETURN(msg::Announcement announcement, peer.channel->hello(probes, deadline));
-    RETURN_IF_ERROR(directory_.admit(server, announcement));
-    peer.reads_our_arena = arena_ && !announcement.probes.empty() && announcement.probes[0];
-    peer.arena_is_readable = options_.use_shm && !announcement.arena.segment.empty() &&
-                             reader_.can_read(announcement.arena);
-    peer.up = true;
-    choose_spinning();
-    return Status::ok();
-}
-
-/// Whoever spins must not take the core that the one it waits for computes on.
-void ExpertClient::choose_spinning() {
-    std::vector<CoreUse> processes = {options_.cores};
-    for (const Peer& peer : peers_)
-        if (peer.channel->lane().is_open) processes.push_back(peer.channel->lane().peer_cores);
-    const bool may_spin = has_core_for_each(processes);
-    const std::int64_t us = options_.spin_us >= 0 ? options_.spin_us : may_spin ? kSpinUs : 0;
-    for (const Peer& peer : peers_) peer.channel->set_lane_spin_us(static_cast<std::uint32_t>(us));
-}
-
-Status ExpertClient::connect() {
-    std::vector<Deadline> patience(peers_.size(), Deadline::after_ms(options_.wait_ms));
-    std::size_t n_missing = peers_.size();
-    while (n_missing > 0) {
-        n_missing = 0;
-        for (std::size_t s = 0; s < peers_.size(); ++s) {
-            if (peers_[s].up) continue;
-            RETURN_IF_ERROR(stop_if_asked());
-            Status greeted = greet(s, Deadline::after_ms(kSliceMs));
-            if (greeted.has_value()) continue;
-            if (!is_absence(greeted.error())) return greeted;
-            ++n_missing;
-            Result<msg::Pong> pong = peers_[s].channel->ping(Deadline::after_ms(kSliceMs));
-            if (pong.has_value() && pong->state == msg::State::loading)
-                patience[s] = Deadline::after_ms(options_.wait_ms);
-            if (patience[s].expired()) return greeted;
-        }
-    }
-    return directory_.check_coverage();
-}
-
-void ExpertClient::lose(std::size_t server, const Error& error) {
-    if (!peers_[server].up) return;
-    peers_[server].up = false;
-    peers_[server].next_try = Clock::now() + std::chrono::milliseconds(kAbsentEveryMs);
-    n_losses_.fetch_add(1, std::memory_order_relaxed);
-    log::warn("lost " + directory_.name(server) + ": " + error.message);
-}
-
-std::uint64_t ExpertClient::available() const noexcept {
-    std::uint64_t mask = 0;
-    for (std::size_t s = 0; s < peers_.size(); ++s)
-        if (peers_[s].up) mask |= std::uint64_t{1} << s;
-    return mask;
-}
-
-/// A lost server whose replicas carry on is looked for now and then, at little cost.
-void ExpertClient::try_absent_servers() {
-    for (std::size_t s = 0; s < peers_.size(); ++s) {
-        Peer& peer = peers_[s];
-        if (peer.up || Clock::now() < peer.next_try) continue;
-        peer.next_try = Clock::now() + std::chrono::milliseconds(kAbsentEveryMs);
-        Status greeted = greet(s, Deadline::after_ms(kAbsentTryMs));
-        if (greeted.has_value())
-            log::info(directory_.name(s) + " is back");
-        else if (!is_absence(greeted.error()))
-            log::warn("not using a server that came back: " + greeted.error().sentence());
-    }
 }
 
 // ---- calls of one layer ------------------------------------------------------------------------
 
 void ExpertClient::prefetch(const Routing& routing) noexcept {
-    const std::uint64_t up = available();
-    std::vector<msg::Prefetch> hints(peers_.size());
+    const std::uint64_t up = servers_->available();
+    std::vector<msg::Prefetch> hints(servers_->size());
     std::vector<bool> seen(options_.needs.n_experts);
     for (std::uint32_t rank = 0; rank < routing.top_k; ++rank) {
         for (std::size_t row = 0; row < routing.n_rows; ++row) {
             const std::uint32_t expert = routing.ids[row * routing.top_k + rank];
             if (seen[expert]) continue;
             seen[expert] = true;
-            const std::size_t server = directory_.choose(routing.layer, expert, up);
+            const std::size_t server = servers_->directory().choose(routing.layer, expert, up);
             if (server == ExpertDirectory::kNobody) continue;
             hints[server].experts.push_back(expert);
             hints[server].ranks.push_back(rank);
         }
     }
-    for (std::size_t s = 0; s < peers_.size(); ++s) {
+    for (std::size_t s = 0; s < servers_->size(); ++s) {
         if (hints[s].experts.empty()) continue;
         hints[s].layer = routing.layer;
-        peers_[s].channel->post(std::move(hints[s]));
+        (*servers_)[s].channel->post(std::move(hints[s]));
     }
 }
 
@@ -188,7 +97,7 @@ Status ExpertClient::start(const Routing& routing, std::span<const float> latent
     patience_ms_ = options_.wait_ms;
     n_rounds_ = 0;
     is_pending_.assign(routing.n_rows * routing.top_k, true);
-    try_absent_servers();
+    servers_->refresh(kAbsentTryMs);
     Status dispatched = dispatch();
     return dispatched.has_value() ? std::move(dispatched) : give_up(std::move(dispatched).error());
 }
@@ -197,7 +106,8 @@ Status ExpertClient::finish(std::span<std::int64_t> sums) {
     std::fill(sums.begin(), sums.end(), 0);
     while (true) {
         for (std::size_t i = 0; i < n_calls_; ++i) {
-            Status collected = collect(calls_[i], sums);
+            if (calls_[i].hedge_of != kNoCall) continue;
+            Status collected = collect(i, sums);
             if (!collected.has_value()) return give_up(std::move(collected).error());
         }
         if (std::find(is_pending_.begin(), is_pending_.end(), true) == is_pending_.end())
@@ -211,28 +121,39 @@ Status ExpertClient::finish(std::span<std::int64_t> sums) {
 /// Gives every pending pick to a server that is there and sends the calls. What nobody can take
 /// stays pending.
 Status ExpertClient::dispatch() {
-    const std::uint64_t up = available();
+    const std::uint64_t up = servers_->available();
+    const ExpertDirectory& directory = servers_->directory();
     const std::size_t n_picks = is_pending_.size();
     for (std::size_t i = 0; i < n_picks; ++i)
         chosen_[i] = static_cast<std::uint8_t>(
-            is_pending_[i] ? directory_.choose(routing_.layer, routing_.ids[i], up)
+            is_pending_[i] ? directory.choose(routing_.layer, routing_.ids[i], up)
                            : ExpertDirectory::kNobody);
     n_calls_ = 0;
-    for (std::size_t s = 0; s < peers_.size(); ++s) {
+    for (std::size_t s = 0; s < servers_->size(); ++s) {
         Call* call = nullptr;
         for (std::uint32_t i = 0; i < n_picks; ++i) {
             if (chosen_[i] != s) continue;
-            const auto row = static_cast<std::uint32_t>(i / routing_.top_k);
-            const bool is_new_row = call == nullptr || call->rows.back() != row;
-            if (is_new_row && (call == nullptr || call->rows.size() == directory_.max_call_rows(s)))
-                call = &next_call(s);
-            if (is_new_row) call->rows.push_back(row);
-            call->picks.push_back(i);
+            call = &take_pick(call, s, i);
             is_pending_[i] = false;
         }
     }
-    for (std::size_t i = 0; i < n_calls_; ++i) RETURN_IF_ERROR(send_or_lose(calls_[i]));
+    for (std::size_t i = 0; i < n_calls_; ++i) {
+        RETURN_IF_ERROR(send_or_lose(calls_[i]));
+        plan_hedge(calls_[i]);
+    }
     return Status::ok();
+}
+
+/// Gives a pick to `call` (null: none yet), or to the next one if that is full.
+ExpertClient::Call& ExpertClient::take_pick(Call* call, std::size_t server, std::uint32_t pick) {
+    const auto row = static_cast<std::uint32_t>(pick / routing_.top_k);
+    const bool is_new_row = call == nullptr || call->rows.back() != row;
+    const std::size_t most_rows = servers_->directory().max_call_rows(server);
+    if (is_new_row && (call == nullptr || call->rows.size() == most_rows))
+        call = &next_call(server);
+    if (is_new_row) call->rows.push_back(row);
+    call->picks.push_back(pick);
+    return *call;
 }
 
 ExpertClient::Call& ExpertClient::next_call(std::size_t server) {
@@ -243,12 +164,17 @@ ExpertClient::Call& ExpertClient::next_call(std::size_t server) {
     call.is_inline = false;
     call.rows.clear();
     call.picks.clear();
+    call.is_told_late = false;
+    call.hedge_after_ms = -1;
+    call.hedge_of = kNoCall;
+    call.n_hedges = 0;
+    call.held.reset();
     return call;
 }
 
 /// Only the rows this server needs travel; picks count within them.
 Status ExpertClient::send(Call& call) {
-    Peer& peer = peers_[call.server];
+    ExpertServers::Peer& peer = (*servers_)[call.server];
     for (std::size_t j = 0; j < call.rows.size(); ++j)
         std::memcpy(rows_.data() + j * latent_size_, latent_.data() + call.rows[j] * latent_size_,
                     latent_size_ * sizeof(float));
@@ -272,9 +198,10 @@ Status ExpertClient::send(Call& call) {
     std::vector<msg::Bytes> frames;
     body.rows =
         transport::put_tensor(msg::DType::f32, {call.rows.size(), latent_size_}, as_bytes(rows),
-                              arena_.get(), peer.reads_our_arena && use_shm, frames);
+                              servers_->arena(), peer.reads_our_arena && use_shm, frames);
     ASSIGN_OR_RETURN(call.id, peer.channel->send(std::move(body), std::move(frames)));
     call.is_open = true;
+    call.sent_at = Clock::now();
     n_sent_.fetch_add(1, std::memory_order_relaxed);
     const std::uint64_t n_lane_sends = peer.channel->lane().n_sent;
     n_lane_.fetch_add(n_lane_sends - std::exchange(peer.n_lane_sends, n_lane_sends),
@@ -286,33 +213,45 @@ Status ExpertClient::send(Call& call) {
 Status ExpertClient::send_or_lose(Call& call) {
     Status sent = send(call);
     if (sent.has_value() || sent.error().code != ErrorCode::unavailable) return sent;
-    lose(call.server, sent.error());
-    for (std::uint32_t pick : call.picks) is_pending_[pick] = true;
+    put_back(call, sent.error());
     return Status::ok();
 }
 
+/// Its server is gone, and its picks wait for another one.
+void ExpertClient::put_back(Call& call, const Error& error) {
+    servers_->lose(call.server, error);
+    call.is_open = false;
+    for (std::uint32_t pick : call.picks) is_pending_[pick] = true;
+}
+
 /// Waits for a call and adds its sums. A call whose server is gone puts its picks back.
-Status ExpertClient::collect(Call& call, std::span<std::int64_t> sums) {
+Status ExpertClient::collect(std::size_t i, std::span<std::int64_t> sums) {
+    Call& call = calls_[i];
     while (call.is_open) {
-        transport::Channel& channel = *peers_[call.server].channel;
-        Result<transport::Reply> reply = wait(call);
-        failed_service_ = reply.has_value() ? std::string() : channel.failed_service();
-        channel.forget(call.id);
+        ExpertServers::Peer& peer = (*servers_)[call.server];
+        const Clock::time_point begin = Clock::now();
+        Result<std::optional<transport::Reply>> reply = wait(i);
+        if (reply.has_value() && !reply->has_value()) return add_hedges(i, sums);
+        failed_service_ = reply.has_value() ? std::string() : peer.channel->failed_service();
+        peer.channel->forget(call.id);
         call.is_open = false;
-        Status added = reply.has_value() ? add(call, std::move(reply).value(), sums)
+        if (reply.has_value()) measure(call, **reply, begin);
+        Status added = reply.has_value() ? add(call, **std::move(reply), sums)
                                          : Status(std::move(reply).error());
-        if (added.has_value()) return added;
+        if (added.has_value()) {
+            drop_hedges(i);
+            return added;
+        }
         const ErrorCode code = added.error().code;
         if (code == ErrorCode::unavailable) {
             failed_service_.clear();
-            lose(call.server, added.error());
-            for (std::uint32_t pick : call.picks) is_pending_[pick] = true;
+            if (!promote_hedges(i, added.error())) put_back(call, added.error());
             return Status::ok();
         }
         const bool is_shm_trouble = code == ErrorCode::stale || code == ErrorCode::not_found;
         if (!is_shm_trouble || call.is_inline) return added;
         if (code == ErrorCode::not_found)  // the segment is gone: no use trying again
-            peers_[call.server].reads_our_arena = peers_[call.server].arena_is_readable = false;
+            peer.reads_our_arena = peer.arena_is_readable = false;
         n_stale_.fetch_add(1, std::memory_order_relaxed);
         n_repeated_.fetch_add(1, std::memory_order_relaxed);
         call.is_inline = true;
@@ -321,36 +260,77 @@ Status ExpertClient::collect(Call& call, std::span<std::int64_t> sums) {
     return Status::ok();
 }
 
-/// In slices, so that a stop is noticed while a server computes.
-Result<transport::Reply> ExpertClient::wait(const Call& call) {
+/// In slices, so that a stop, a server in trouble and the time for a hedge are noticed meanwhile.
+/// Nothing: the hedges of the call have answered, it has not.
+Result<std::optional<transport::Reply>> ExpertClient::wait(std::size_t i) {
+    Call& call = calls_[i];
+    if (call.held) return std::exchange(call.held, std::nullopt);
     const Deadline deadline = Deadline::after_ms(options_.call_ms);
     while (true) {
-        const Deadline slice = deadline.min(Deadline::after_ms(kSliceMs));
-        Result<transport::Reply> reply = peers_[call.server].channel->receive(call.id, slice);
-        const bool is_slice_over = !reply.has_value() &&
-                                   reply.error().code == ErrorCode::deadline_exceeded &&
-                                   slice.expired();
-        if (!is_slice_over) return reply;
+        const std::int64_t slice_ms =
+            call.n_hedges > 0 ? kHedgedSliceMs : std::min(kSliceMs, ms_to_next_hedge());
+        const Deadline slice = deadline.min(Deadline::after_ms(slice_ms));
+        Result<transport::Reply> reply = (*servers_)[call.server].channel->receive(call.id, slice);
+        if (reply.has_value()) return std::optional(std::move(reply).value());
+        if (reply.error().code != ErrorCode::deadline_exceeded || !slice.expired())
+            return std::move(reply).error();
+        if (have_hedges_answered(i)) return std::optional<transport::Reply>();
         if (deadline.expired())
             return std::move(reply).error().with_context("layer " + std::to_string(routing_.layer) +
                                                          " after " +
                                                          std::to_string(options_.call_ms) + " ms");
-        RETURN_IF_ERROR(stop_if_asked());
+        RETURN_IF_ERROR(servers_->stop_if_asked());
+        RETURN_IF_ERROR(judge(call));
+        RETURN_IF_ERROR(send_due_hedges());
     }
+}
+
+/// Error: unavailable, if the server of a late call is to be given up.
+Status ExpertClient::judge(Call& call) {
+    const std::int64_t age_ms = ms_since(call.sent_at);
+    const std::int64_t deadline_ms = (*servers_)[call.server].times.deadline_ms(call.picks.size());
+    if (age_ms < deadline_ms) return Status::ok();
+    if (!std::exchange(call.is_told_late, true)) {
+        n_late_.fetch_add(1, std::memory_order_relaxed);
+        late_after_ms_.store(static_cast<std::uint64_t>(deadline_ms), std::memory_order_relaxed);
+    }
+    const ExpertServers::Waiting waiting{
+        age_ms, deadline_ms,
+        std::to_string(call.picks.size()) + " picks of layer " + std::to_string(routing_.layer)};
+    if (std::optional<Error> verdict = servers_->verdict(call.server, waiting))
+        return *std::move(verdict);
+    servers_->tell_late(call.server, waiting);
+    return Status::ok();
+}
+
+/// A reply that was there before anybody looked does not tell when it came: whoever waited for
+/// another server meanwhile would take this one for as slow.
+void ExpertClient::measure(const Call& call, const transport::Reply& reply,
+                           Clock::time_point begin) {
+    const auto* sums = std::get_if<msg::PartialSums>(&reply.body);
+    if (sums == nullptr) return;
+    const Clock::time_point now = Clock::now();
+    const auto total = std::chrono::duration_cast<std::chrono::nanoseconds>(now - call.sent_at);
+    ServiceTimes::Sample sample{call.picks.size(), sums->compute_ns, sums->read_ns, 0};
+    if (now - begin > std::max<Clock::duration>(kLook, total / kLeastWaited))
+        sample.total_ns = static_cast<std::uint64_t>(total.count());
+    (*servers_)[call.server].times.add(sample);
 }
 
 Status ExpertClient::add(const Call& call, transport::Reply reply, std::span<std::int64_t> sums) {
     const auto* body = std::get_if<msg::PartialSums>(&reply.body);
     if (body == nullptr)
         return Error{ErrorCode::internal,
-                     directory_.name(call.server) + " answered an ExpertCall with " +
+                     servers_->directory().name(call.server) + " answered an ExpertCall with " +
                          std::string(msg::name_of(reply.body)),
                      "check that the endpoint belongs to an expert server"};
     const std::uint64_t shape[] = {call.rows.size(), latent_size_};
-    Result<msg::Bytes> taken = transport::take_tensor(
-        body->sums, "the tensor of partial sums", msg::DType::i64, shape, reply.frames, reader_);
+    Result<msg::Bytes> taken =
+        transport::take_tensor(body->sums, "the tensor of partial sums", msg::DType::i64, shape,
+                               reply.frames, servers_->reader());
     if (!taken.has_value()) {
-        Error error = std::move(taken).error().with_context(directory_.name(call.server));
+        Error error =
+            std::move(taken).error().with_context(servers_->directory().name(call.server));
         // What a server sends cannot be the fault of whoever asked this trunk.
         if (error.code == ErrorCode::invalid_argument) error.code = ErrorCode::incompatible;
         return error;
@@ -378,47 +358,43 @@ Status ExpertClient::recover() {
     if (++n_rounds_ > kMaxRounds || patience_ms_ <= 0) return still_gone();
     if (n_rounds_ > 1) std::this_thread::sleep_for(std::chrono::milliseconds(kPauseMs));
     const Deadline deadline = Deadline::after_ms(patience_ms_);
+    const ExpertDirectory& directory = servers_->directory();
     while (true) {
-        const std::uint64_t up = available();
+        const std::uint64_t up = servers_->available();
+        bool is_given_up = false;  // some expert is held by nobody at all, there or not
         for (std::size_t i = 0; i < is_pending_.size(); ++i) {
-            if (!is_pending_[i] ||
-                directory_.choose(routing_.layer, routing_.ids[i], up) == ExpertDirectory::kNobody)
-                continue;
-            n_repeated_.fetch_add(1, std::memory_order_relaxed);
-            patience_ms_ -=
-                std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - begin).count();
-            return Status::ok();
-        }
-        for (std::size_t s = 0; s < peers_.size(); ++s) {
-            if (peers_[s].up) continue;
-            RETURN_IF_ERROR(stop_if_asked());
-            Status greeted = greet(s, deadline.min(Deadline::after_ms(kSliceMs)));
-            if (greeted.has_value()) {
-                log::info(directory_.name(s) + " is back");
-                RETURN_IF_ERROR(directory_.check_coverage());
-            } else if (!is_absence(greeted.error())) {
-                return greeted;
+            if (!is_pending_[i]) continue;
+            const std::uint32_t expert = routing_.ids[i];
+            if (directory.choose(routing_.layer, expert, up) != ExpertDirectory::kNobody) {
+                n_repeated_.fetch_add(1, std::memory_order_relaxed);
+                patience_ms_ -= ms_since(begin);
+                return Status::ok();
             }
+            is_given_up = is_given_up || directory.choose(routing_.layer, expert, kEverybody) ==
+                                             ExpertDirectory::kNobody;
         }
+        const std::optional<Error> refusal = servers_->refusal();
+        if (is_given_up && refusal) return *refusal;
+        RETURN_IF_ERROR(servers_->stop_if_asked());
         if (deadline.expired()) return still_gone();
+        servers_->wait_for_news(std::min(kStopMs, deadline.remaining_ms()));
+        servers_->refresh(kStopMs);
     }
 }
 
 Error ExpertClient::still_gone() const {
-    std::string gone;
-    for (std::size_t s = 0; s < peers_.size(); ++s)
-        if (!peers_[s].up) gone += (gone.empty() ? "" : ", ") + directory_.name(s);
+    const std::string gone = servers_->absent();
     const auto n_pending = std::count(is_pending_.begin(), is_pending_.end(), true);
     return {ErrorCode::unavailable,
-            (gone.empty() ? "an expert server" : gone) + " did not come back within " +
-                std::to_string(options_.wait_ms) + " ms; layer " + std::to_string(routing_.layer) +
-                " waits for " + std::to_string(n_pending) + " picks",
+            "layer " + std::to_string(routing_.layer) + " has waited " +
+                std::to_string(options_.wait_ms) + " ms with " + std::to_string(n_pending) +
+                " picks for " + (gone.empty() ? "an expert server that fails every call" : gone),
             "start it again, or give it more time with --expert-wait-ms"};
 }
 
 Status ExpertClient::give_up(Error error) {
     for (std::size_t i = 0; i < n_calls_; ++i) {
-        if (calls_[i].is_open) peers_[calls_[i].server].channel->forget(calls_[i].id);
+        if (calls_[i].is_open) (*servers_)[calls_[i].server].channel->forget(calls_[i].id);
         calls_[i].is_open = false;
     }
     return error;

@@ -1,5 +1,6 @@
 #include "services/trunk/expert_directory.h"
 
+#include <algorithm>
 #include <bit>
 #include <utility>
 
@@ -40,6 +41,15 @@ Status ExpertDirectory::admit(std::size_t server, const msg::Announcement& annou
                          needs_.self + " needs " + std::to_string(needs_.n_experts) +
                          " of latent size " + std::to_string(needs_.latent_size),
                      "start both from the same build and checkpoint"};
+    // Another build may round differently: in the middle of a text nobody would see that.
+    std::string& build = servers_[server].build;
+    if (!build.empty() && build != announcement.build)
+        return Error{ErrorCode::incompatible,
+                     name(server) + " came back as another build (" +
+                         (announcement.build.empty() ? "of unknown id" : announcement.build) +
+                         ") than it had been (" + build + ")",
+                     "start the former binary there, or restart the trunk to go on with this one"};
+    build = announcement.build;
     servers_[server].max_call_rows = facts->max_call_rows;
     for (const msg::ExpertHolding& holding : facts->holdings) {
         if (holding.layer < needs_.first_layer ||
@@ -70,6 +80,11 @@ Status ExpertDirectory::check_coverage() const {
                      " experts are held by nobody (" + first + (n_missing > 3 ? ", ..." : "") +
                      "); " + (asked.empty() ? "no expert server was named" : "asked: " + asked),
                  "start servers for the missing share, or name them with --experts"};
+}
+
+bool ExpertDirectory::is_covered_by(std::uint64_t available) const noexcept {
+    return std::all_of(holders_.begin(), holders_.end(),
+                       [&](std::uint64_t mask) { return (mask & available) != 0; });
 }
 
 std::size_t ExpertDirectory::choose(std::uint32_t layer, std::uint32_t expert,

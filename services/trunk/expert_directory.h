@@ -33,12 +33,16 @@ class ExpertDirectory {
 
     /// Takes down what a server holds now, replacing what it held before.
     /// Errors: incompatible (not an expert server; another checkpoint, both fingerprints named;
-    /// other sizes), and then the server counts as holding nothing.
+    /// other sizes; another build than the first time), and then the server counts as holding
+    /// nothing.
     Status admit(std::size_t server, const msg::Announcement& announcement);
 
     /// Error: incompatible if an expert is held by nobody: how many, the first three, and who was
     /// asked.
     Status check_coverage() const;
+
+    /// True if every expert is held by somebody among `available`.
+    bool is_covered_by(std::uint64_t available) const noexcept;
 
     /// A holder among `available` (bit s: server s), or kNobody.
     std::size_t choose(std::uint32_t layer, std::uint32_t expert,
@@ -55,6 +59,7 @@ class ExpertDirectory {
     struct Server {
         std::string endpoint;
         std::string name = "expert server";
+        std::string build;  // at its first announcement; empty: none yet, or it does not say
         std::uint32_t max_call_rows = 0;
     };
     std::uint64_t& holders(std::uint32_t layer, std::uint32_t expert) noexcept {

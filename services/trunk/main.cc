@@ -30,6 +30,8 @@
 namespace k3::trunk {
 namespace {
 
+constexpr std::int64_t kIdleMs = 500;  // between looks at the expert servers
+
 struct TrunkSettings {
     transport::ServiceOptions service;
     std::string model;
@@ -41,6 +43,7 @@ struct TrunkSettings {
     std::int64_t max_step_rows = model::kDefaultMaxRows;
     std::int64_t expert_wait_ms = 30000;
     std::int64_t expert_call_ms = 600000;
+    double hedge_quantile = 0;
     std::string fast_lane = "auto";
     std::int64_t spin_us = -1;
     std::string wake = "fast";
@@ -72,6 +75,9 @@ Result<Settings::Action> read_settings(int argc, const char* const* argv, TrunkS
                          "how long a step waits for an expert server that is gone");
     settings.add_integer("expert_call_ms", &out.expert_call_ms, 1, std::int64_t{1} << 40,
                          "how long one call may take a server that shows signs of life");
+    settings.add_number("hedge_quantile", &out.hedge_quantile, 0, 0.9999,
+                        "a call that takes an expert server longer than this share of its calls "
+                        "goes to a replica as well, the first answer counts; 0: never");
     settings.add_choice("fast_lane", &out.fast_lane, {"auto", "off"},
                         "expert calls through shared memory where the server is on this box; off: "
                         "all through ZeroMQ");
@@ -294,6 +300,8 @@ Status build(const TrunkSettings& settings, transport::Server& server, Parts& pa
     client.max_rows = static_cast<std::size_t>(settings.max_step_rows);
     client.wait_ms = settings.expert_wait_ms;
     client.call_ms = settings.expert_call_ms;
+    client.hedge_quantile = settings.hedge_quantile;
+    client.on_waiting = [&server](const std::string& servers) { server.set_waiting_for(servers); };
     client.use_shm = settings.service.payload == "shm";
     client.fast_lane = settings.fast_lane == "auto";
     client.spin_us = settings.spin_us;
@@ -355,9 +363,10 @@ int run(const TrunkSettings& settings) {
 
     WakeLatency wake;
     while (!server.stopping()) {
-        auto request = server.next(Deadline::after_ms(1000));
+        auto request = server.next(Deadline::after_ms(kIdleMs));
         if (!request.has_value()) {
             wake.idle();
+            parts.experts->look_after_servers();
             continue;
         }
         if (settings.wake == "fast") wake.busy();

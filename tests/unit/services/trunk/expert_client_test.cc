@@ -5,6 +5,7 @@
 
 #include <doctest/doctest.h>
 
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -45,6 +46,9 @@ struct Rig {
     std::int64_t spin_us = -1;
     std::atomic<bool> stop{false};
     std::int64_t wait_ms = 20000;
+    std::int64_t stuck_ms = 10000;
+    double hedge_quantile = 0;
+    std::vector<std::string> waits;  // as told
 
     FakeExpertServer& add(FakeExpertServer::Options options) {
         options.name = "experts-" + std::to_string(endpoints.size());
@@ -66,6 +70,9 @@ struct Rig {
         options.use_shm = use_shm;
         options.fast_lane = fast_lane;
         options.spin_us = spin_us;
+        options.stuck_ms = stuck_ms;
+        options.hedge_quantile = hedge_quantile;
+        options.on_waiting = [this](const std::string& names) { waits.push_back(names); };
         options.stopping = [this] { return stop.load(); };
         ASSIGN_OR_RETURN(client, ExpertClient::create(std::move(options), counters));
         return client->connect();
@@ -311,7 +318,8 @@ TEST_CASE("a server that stays away ends the step with a sentence, after the tim
     REQUIRE(!failed.has_value());
     CHECK(failed.error().code == ErrorCode::unavailable);
     CHECK(contains(failed.error().message, "experts-1"));
-    CHECK(contains(failed.error().message, "300 ms"));
+    CHECK(contains(failed.error().message, "has waited 300 ms"));
+    CHECK(contains(failed.error().message, "has closed the connection"));
     CHECK(contains(failed.error().message, "layer 1"));
     CHECK(Clock::now() - begin > std::chrono::milliseconds(300));
 }
@@ -419,6 +427,177 @@ TEST_CASE("a server that comes back with another checkpoint is not used") {
     CHECK(failed.error().code == ErrorCode::incompatible);
     CHECK(contains(failed.error().message, std::string(32, 'c')));
     CHECK(rig.servers[0]->n_calls == 0);
+}
+
+TEST_CASE("a server that comes back as another build is refused and named, and a replica goes on") {
+    for (bool has_replica : {false, true}) {
+        CAPTURE(has_replica);
+        Rig rig;
+        rig.add({.build = "1234"});
+        if (has_replica) rig.add({});
+        REQUIRE(rig.connect().has_value());
+        rig.servers[0].reset();
+        rig.servers[0] = std::make_unique<FakeExpertServer>(
+            tiny_model(), FakeExpertServer::Options{
+                              .endpoint = rig.endpoints[0], .name = "experts-0", .build = "5678"});
+        const auto result = try_run(rig.client.get());
+        if (has_replica) {
+            check_same_bytes(result);
+        } else {
+            REQUIRE(!result.has_value());
+            CHECK(result.error().code == ErrorCode::incompatible);
+            CHECK(contains(result.error().message, "experts-0"));
+            CHECK(contains(result.error().message, "another build (5678) than it had been (1234)"));
+        }
+        CHECK(rig.servers[0]->n_calls == 0);
+    }
+}
+
+TEST_CASE("what is missing is told while it is missing, before anybody asks for something") {
+    Rig rig;
+    rig.add({.share = "0/2"});
+    rig.add({.share = "1/2"});
+    REQUIRE(rig.connect().has_value());
+    CHECK(rig.waits.empty());
+    const auto look_until = [&](auto&& done) {
+        const Deadline deadline = Deadline::after_ms(10000);
+        while (!done() && !deadline.expired()) {
+            rig.client->look_after_servers();
+            std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        }
+        return done();
+    };
+    REQUIRE(look_until([&] { return rig.count("expert_servers_up") == 2; }));
+    rig.servers[1].reset();
+    REQUIRE(look_until([&] { return !rig.waits.empty(); }));
+    CHECK(contains(rig.waits.back(), "experts-1"));
+    CHECK(rig.count("expert_servers_up") == 1);
+    rig.servers[1] = std::make_unique<FakeExpertServer>(
+        tiny_model(), FakeExpertServer::Options{
+                          .endpoint = rig.endpoints[1], .name = "experts-1", .share = "1/2"});
+    REQUIRE(look_until([&] { return rig.waits.back().empty(); }));
+    check_same_bytes(try_run(rig.client.get()));
+    CHECK(rig.count("expert_server_losses") == 1);
+}
+
+TEST_CASE("a server that answers pings and computes nothing is told apart, and a replica goes on") {
+    Rig rig;
+    rig.stuck_ms = 300;
+    std::atomic<int> n_from = 1 << 30;
+    rig.add({}).fault = [&](int call) { return call >= n_from ? Fault::stuck : Fault::none; };
+    rig.add({});
+    REQUIRE(rig.connect().has_value());
+    for (int i = 0; i < 2; ++i) check_same_bytes(try_run(rig.client.get()));
+    n_from = rig.servers[0]->n_calls.load() + 3;
+    check_same_bytes(try_run(rig.client.get()));
+    CHECK(rig.count("expert_server_stalls") == 1);
+    CHECK(rig.count("expert_server_silences") == 0);
+    CHECK(rig.count("expert_server_losses") == 1);
+    // It answers pings all the time, and is not asked again before it gets on.
+    check_same_bytes(try_run(rig.client.get()));
+    CHECK(rig.count("expert_server_losses") == 1);
+}
+
+TEST_CASE("a server that is only slow is waited for, however late it is") {
+    Rig rig;
+    rig.stuck_ms = 100;
+    std::atomic<int> late = -1;
+    rig.add({}).fault = [&](int call) { return call == late ? Fault::late : Fault::none; };
+    REQUIRE(rig.connect().has_value());
+    for (int i = 0; i < 2; ++i) check_same_bytes(try_run(rig.client.get()));
+    late = rig.servers[0]->n_calls.load() + 1;
+    check_same_bytes(try_run(rig.client.get()));
+    CHECK(rig.count("expert_server_losses") == 0);
+}
+
+TEST_CASE(
+    "a call that takes long goes to a replica as well: the first answer counts, the same bytes") {
+    for (bool use_lanes : {false, true}) {
+        CAPTURE(use_lanes);
+        Rig rig;
+        rig.hedge_quantile = 0.9;
+        rig.use_shm = use_lanes;
+        const FakeExpertServer::Options options{.use_shm = use_lanes,
+                                                .lane_bytes = use_lanes ? 65536U : 0U};
+        std::atomic<int> late = -1;
+        rig.add(options).fault = [&](int call) { return call == late ? Fault::late : Fault::none; };
+        rig.add(options);
+        rig.add(options);
+        REQUIRE(rig.connect().has_value());
+        for (int i = 0; i < 2; ++i) check_same_bytes(try_run(rig.client.get()));
+        const std::uint64_t won = rig.count("expert_calls_hedges_won");
+        late = rig.servers[0]->n_calls.load() + 2;
+        check_same_bytes(try_run(rig.client.get()));
+        CHECK(rig.count("expert_calls_hedged") > 0);
+        CHECK(rig.count("expert_calls_hedges_won") > won);
+        CHECK(rig.count("expert_server_losses") == 0);
+        check_same_bytes(try_run(rig.client.get()));
+    }
+}
+
+TEST_CASE("without a replica there is no hedge, and without the option neither") {
+    for (double quantile : {0.5, 0.0}) {
+        Rig rig;
+        rig.hedge_quantile = quantile;
+        rig.add({.share = quantile > 0 ? "0/2" : "all"});
+        rig.add({.share = quantile > 0 ? "1/2" : "all"});
+        REQUIRE(rig.connect().has_value());
+        for (int i = 0; i < 3; ++i) check_same_bytes(try_run(rig.client.get()));
+        CHECK(rig.count("expert_calls_hedged") == 0);
+    }
+}
+
+TEST_CASE(
+    "a hedge takes over when the server of its call is lost, and is dropped when its own is") {
+    for (std::size_t mortal : {0, 1}) {
+        CAPTURE(mortal);
+        Rig rig;
+        rig.hedge_quantile = 0.9;
+        std::atomic<int> from = 1 << 30;
+        std::atomic<bool> is_late = false;
+        // Both are late; one of them dies meanwhile.
+        rig.add({}).fault = [&](int call) {
+            if (call < from || is_late.exchange(true)) return Fault::none;
+            return Fault::late;
+        };
+        std::atomic<bool> is_second_late = false;
+        rig.add({}).fault = [&](int) {
+            return is_late && !is_second_late.exchange(true) ? Fault::late : Fault::none;
+        };
+        REQUIRE(rig.connect().has_value());
+        for (int i = 0; i < 2; ++i) check_same_bytes(try_run(rig.client.get()));
+        from = rig.servers[0]->n_calls.load() + 2;
+        std::thread killer([&] {
+            const Deadline deadline = Deadline::after_ms(10000);
+            while (!is_second_late && !deadline.expired()) std::this_thread::yield();
+            rig.servers[mortal].reset();
+        });
+        const auto logits = try_run(rig.client.get());
+        killer.join();
+        check_same_bytes(logits);
+        check_same_bytes(try_run(rig.client.get()));
+        CHECK(rig.count("expert_calls_hedged") > 0);
+        CHECK(rig.count("expert_server_losses") == 1);
+    }
+}
+
+TEST_CASE("waiting for a server takes no CPU") {
+    Rig rig;
+    rig.wait_ms = 1500;
+    rig.add({.share = "0/2"});
+    rig.add({.share = "1/2"});
+    REQUIRE(rig.connect().has_value());
+    rig.servers[1].reset();
+    const auto cpu_ms = [] {
+        rusage usage{};
+        ::getrusage(RUSAGE_SELF, &usage);
+        return (usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) * 1000 +
+               (usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) / 1000;
+    };
+    const auto begin = cpu_ms();
+    CHECK_FALSE(try_run(rig.client.get()).has_value());
+    // The step itself, up to its first expert, is part of it.
+    CHECK(cpu_ms() - begin < 400);
 }
 
 TEST_CASE("a stop ends the wait for a server that computes and for one that is gone") {

@@ -121,4 +121,25 @@ TEST_CASE("replicas share the work evenly, and what one held alone is lost with 
     CHECK(known.choose(4, 6, 0b100) == 2);
 }
 
+TEST_CASE("the first build of a server is as good as any, another one later is not") {
+    ExpertDirectory known = directory(2);
+    msg::Announcement announcement = holder("experts-0", 0, 2);
+    announcement.build = "1234";
+    CHECK(known.admit(0, announcement).has_value());
+    msg::Announcement other = holder("experts-1", 1, 2);
+    other.build = "5678";
+    CHECK(known.admit(1, other).has_value());
+    CHECK(known.is_covered_by(0b11));
+    CHECK_FALSE(known.is_covered_by(0b01));
+    CHECK(known.admit(0, announcement).has_value());
+    announcement.build = "abcd";
+    const Status refused = known.admit(0, announcement);
+    REQUIRE(!refused.has_value());
+    CHECK(refused.error().code == ErrorCode::incompatible);
+    CHECK(contains(refused.error().message, "another build (abcd) than it had been (1234)"));
+    CHECK_FALSE(known.is_covered_by(0b11));
+    announcement.build.clear();
+    CHECK(contains(known.admit(0, announcement).error().message, "of unknown id"));
+}
+
 }  // namespace k3::test

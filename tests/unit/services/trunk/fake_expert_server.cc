@@ -1,5 +1,7 @@
 #include "tests/unit/services/trunk/fake_expert_server.h"
 
+#include <poll.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -57,6 +59,7 @@ void FakeExpertServer::set_ready() {
     facts.max_call_rows = options_.max_call_rows;
     facts.holdings = must(model::parse_share(options_.share, model_.config)).holdings();
     announcement.facts = std::move(facts);
+    announcement.build = options_.build;
     if (arena_) announcement.arena = arena_->probe();
     server_->set_ready(std::move(announcement));
 }
@@ -77,12 +80,21 @@ void FakeExpertServer::serve() {
 void FakeExpertServer::answer(transport::Request request, const msg::ExpertCall& call) {
     const Fault kind = fault ? fault(n_calls) : Fault::none;
     ++n_calls;
+    if (kind == Fault::late) ::poll(nullptr, 0, kLateMs);
+    while (kind == Fault::stuck && !stop_) ::poll(nullptr, 0, 10);
+    if (kind == Fault::stuck) return;
     if (on_call) on_call(call);
     if (std::holds_alternative<msg::ShmPayload>(call.rows.payload)) ++n_shm_calls;
     const std::size_t latent = model_.config.moe.latent_size;
     const std::uint64_t shape[] = {0, latent};
-    const msg::Bytes rows = must(
-        transport::take_tensor(call.rows, "rows", msg::DType::f32, shape, request.frames, reader_));
+    Result<msg::Bytes> taken =
+        transport::take_tensor(call.rows, "rows", msg::DType::f32, shape, request.frames, reader_);
+    // Nobody waits any more for a call that comes so late: its rows have been overwritten.
+    if (!taken.has_value() && taken.error().code == ErrorCode::stale) {
+        request.responder.send_error(taken.error());
+        return;
+    }
+    const msg::Bytes rows = must(std::move(taken));
     switch (kind) {
         case Fault::drop:
             return;

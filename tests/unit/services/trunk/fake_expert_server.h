@@ -38,10 +38,23 @@ class FakeExpertServer {
         std::string fingerprint = {};  // empty: the model's
         bool use_shm = false;          // for replies, where the caller can read them
         bool starts_loading = false;   // until set_ready()
+        std::string build = {};        // announced
         std::uint32_t lane_bytes = 0;  // of a slot of its fast lanes; 0: it has none
     };
-    /// What happens instead of an answer to one call.
-    enum class Fault { none, drop, corrupt, bad_shape, wrong_body, stale_slot, stale_error };
+    /// What happens instead of an answer to one call. `late`: it comes after kLateMs; `stuck`: the
+    /// thread that computes hangs until the end, while the connection thread goes on.
+    enum class Fault {
+        none,
+        drop,
+        corrupt,
+        bad_shape,
+        wrong_body,
+        stale_slot,
+        stale_error,
+        late,
+        stuck,
+    };
+    static constexpr int kLateMs = 300;
 
     FakeExpertServer(const model::Model& model, Options options);
     ~FakeExpertServer();

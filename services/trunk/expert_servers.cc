@@ -1,0 +1,315 @@
+#include "services/trunk/expert_servers.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "common/base/log.h"
+#include "common/model/memory_plan.h"
+
+namespace k3::trunk {
+
+using transport::Vitals;
+
+namespace {
+
+constexpr std::int64_t kGreetMs = 100;        // one hello; between looks at whether to stop
+constexpr std::int64_t kTryAgainMs = 250;     // a server that is back and did not answer a hello
+constexpr std::int64_t kTellLateMs = 30'000;  // between lines about late calls
+constexpr std::int64_t kLateMs = 1000;        // behind the deadline, that a line is worth
+constexpr std::int64_t kAliveMs = 1000;       // an answer so young tells slow from silent
+constexpr std::size_t kMostNamed = 4;         // in one sentence
+constexpr std::int64_t kSpinUs = 50;  // in a fast lane; falling asleep and waking costs as much
+
+bool is_absence(const Error& error) {
+    return error.code == ErrorCode::unavailable || error.code == ErrorCode::deadline_exceeded;
+}
+
+std::string seconds(std::int64_t ms) {
+    return fmt::format("{:.1f} s", static_cast<double>(ms) / 1e3);
+}
+
+/// In which way a server is silent that has not answered for so long, and what to do.
+Error describe_silence(const std::string& name, std::int64_t silent_ms, Vitals::Door door) {
+    std::string how;
+    std::string remedy;
+    switch (door) {
+        case Vitals::Door::accepts:
+            how = "is wedged: its box accepts connections, but the process has not answered for ";
+            remedy =
+                "see whether it is stopped (SIGSTOP), swapped out or gets no CPU; restart it "
+                "if it stays so";
+            break;
+        case Vitals::Door::silent:
+            how = "is unreachable: nothing has come back from its box for ";
+            remedy = "check the network between the boxes, firewalls, and whether that box is up";
+            break;
+        case Vitals::Door::refuses:
+            how = "is gone: nobody listens at its endpoint, and it has not answered for ";
+            remedy = "start it again, if no launcher does";
+            break;
+        case Vitals::Door::unknown:
+            how = "is silent: it has not answered for ";
+            remedy = "check the network, and whether the process is stopped";
+            break;
+    }
+    return {ErrorCode::unavailable, name + " " + how + seconds(silent_ms), std::move(remedy)};
+}
+
+}  // namespace
+
+ExpertServers::ExpertServers(Options options, telemetry::Counters& counters)
+    : options_(std::move(options)),
+      directory_(options_.needs, options_.endpoints),
+      n_up_(counters.add("expert_servers_up")),
+      n_losses_(counters.add("expert_server_losses")),
+      n_silent_(counters.add("expert_server_silences")),
+      n_stuck_(counters.add("expert_server_stalls")) {}
+
+Result<std::unique_ptr<ExpertServers>> ExpertServers::create(Options options,
+                                                             telemetry::Counters& counters) {
+    const std::size_t n = options.endpoints.size();
+    if (n > ExpertDirectory::kMaxServers)
+        return Error{ErrorCode::invalid_argument,
+                     std::to_string(n) + " expert servers were named, a trunk handles " +
+                         std::to_string(ExpertDirectory::kMaxServers),
+                     "give each server a larger share"};
+    std::unique_ptr<ExpertServers> servers(new ExpertServers(std::move(options), counters));
+    const Options& own = servers->options_;
+    transport::Heartbeat::Options heartbeat;
+    heartbeat.endpoints = own.endpoints;
+    heartbeat.run_id = own.run_id;
+    heartbeat.silence_ms = kSilenceMs + ServiceTimes::kFloorMs;
+    for (const std::string& endpoint : own.endpoints) {
+        transport::Channel::Options channel;
+        channel.endpoint = endpoint;
+        channel.peer = "expert server";
+        channel.run_id = own.run_id;
+        channel.ping_ms = heartbeat.ping_ms;
+        channel.liveness_ms = std::int64_t{1} << 40U;  // judged here, by verdict()
+        channel.use_lane = own.fast_lane;
+        ASSIGN_OR_RETURN(servers->peers_.emplace_back().channel,
+                         transport::Channel::create(std::move(channel)));
+    }
+    if (own.use_shm && n > 0) {
+        const model::ArenaSize size =
+            model::trunk_call_arena(own.needs.latent_size, own.max_rows, n);
+        ASSIGN_OR_RETURN(servers->arena_,
+                         transport::Arena::create(
+                             {transport::segment_name(own.run_id, own.needs.self + "-calls"),
+                              size.slot_bytes, size.n_slots}));
+    }
+    ASSIGN_OR_RETURN(servers->heartbeat_, transport::Heartbeat::start(std::move(heartbeat)));
+    return servers;
+}
+
+Status ExpertServers::stop_if_asked() const {
+    if (!options_.stopping || !options_.stopping()) return Status::ok();
+    return Error{ErrorCode::cancelled, options_.needs.self + " is stopping", ""};
+}
+
+std::uint64_t ExpertServers::available() const noexcept {
+    std::uint64_t mask = 0;
+    for (std::size_t s = 0; s < peers_.size(); ++s)
+        if (peers_[s].up) mask |= std::uint64_t{1} << s;
+    return mask;
+}
+
+// ---- meeting -----------------------------------------------------------------------------------
+
+Status ExpertServers::greet(std::size_t server, Deadline deadline) {
+    Peer& peer = peers_[server];
+    std::vector<msg::SegmentProbe> probes;
+    if (arena_) probes.push_back(arena_->probe());
+    ASSIGN_OR_RETURN(msg::Announcement announcement, peer.channel->hello(probes, deadline));
+    Status admitted = directory_.admit(server, announcement);
+    if (!admitted.has_value()) {
+        peer.refused = announcement.instance;
+        peer.refusal = admitted.error();
+        peer.trouble = "came back and was refused";
+        return admitted;
+    }
+    peer.reads_our_arena = arena_ && !announcement.probes.empty() && announcement.probes[0];
+    peer.arena_is_readable = options_.use_shm && !announcement.arena.segment.empty() &&
+                             reader_.can_read(announcement.arena);
+    peer.up = true;
+    peer.stuck = 0;
+    peer.refusal.reset();
+    peer.trouble.clear();
+    n_up_.fetch_add(1, std::memory_order_relaxed);
+    choose_spinning();
+    return Status::ok();
+}
+
+/// Whoever spins must not take the core that the one it waits for computes on.
+void ExpertServers::choose_spinning() {
+    std::vector<CoreUse> processes = {options_.cores};
+    for (const Peer& peer : peers_)
+        if (peer.channel->lane().is_open) processes.push_back(peer.channel->lane().peer_cores);
+    const bool may_spin = has_core_for_each(processes);
+    const std::int64_t us = options_.spin_us >= 0 ? options_.spin_us : may_spin ? kSpinUs : 0;
+    for (const Peer& peer : peers_) peer.channel->set_lane_spin_us(static_cast<std::uint32_t>(us));
+}
+
+Status ExpertServers::connect() {
+    std::vector<Deadline> patience(peers_.size(), Deadline::after_ms(options_.wait_ms));
+    std::size_t n_missing = peers_.size();
+    while (n_missing > 0) {
+        n_missing = 0;
+        for (std::size_t s = 0; s < peers_.size(); ++s) {
+            if (peers_[s].up) continue;
+            RETURN_IF_ERROR(stop_if_asked());
+            Status greeted = greet(s, Deadline::after_ms(kGreetMs));
+            if (greeted.has_value()) continue;
+            if (!is_absence(greeted.error())) return greeted;
+            ++n_missing;
+            Result<msg::Pong> pong = peers_[s].channel->ping(Deadline::after_ms(kGreetMs));
+            if (pong.has_value() && pong->state == msg::State::loading)
+                patience[s] = Deadline::after_ms(options_.wait_ms);
+            if (patience[s].expired()) return greeted;
+        }
+    }
+    return directory_.check_coverage();
+}
+
+void ExpertServers::refresh(std::int64_t patience_ms) {
+    const std::uint64_t n_news = heartbeat_->n_news();
+    const bool is_news = std::exchange(seen_news_, n_news) != n_news;
+    for (std::size_t s = 0; s < peers_.size(); ++s) {
+        Peer& peer = peers_[s];
+        if (!peer.up) {
+            if (is_news || Clock::now() >= peer.next_try) try_again(s, patience_ms);
+            continue;
+        }
+        if (!is_news) continue;
+        const Vitals vitals = heartbeat_->look(s);
+        if (vitals.instance == 0) continue;  // greeted, and not heard by the heartbeat yet
+        const std::string name = directory_.name(s);
+        if (vitals.is_silent)
+            lose(s, describe_silence(name, vitals.silent_ms, vitals.door));
+        else if (!vitals.answers)
+            lose(s, Error{ErrorCode::unavailable, name + " has closed the connection",
+                          "start it again, if no launcher does"});
+    }
+}
+
+bool ExpertServers::is_worth_greeting(const Peer& peer, const Vitals& vitals) const {
+    if (!vitals.answers || vitals.is_silent || vitals.state != msg::State::ready) return false;
+    if (peer.refusal && vitals.instance == peer.refused) return false;
+    const bool is_stuck = vitals.instance == peer.stuck && vitals.stalled_ms >= kAliveMs;
+    return !is_stuck;
+}
+
+void ExpertServers::try_again(std::size_t server, std::int64_t patience_ms) {
+    Peer& peer = peers_[server];
+    peer.next_try = Clock::now() + std::chrono::milliseconds(kTryAgainMs);
+    if (!is_worth_greeting(peer, heartbeat_->look(server))) return;
+    const Status greeted = greet(server, Deadline::after_ms(patience_ms));
+    if (greeted.has_value()) {
+        log::info(directory_.name(server) + " is back after " + seconds(ms_since(peer.lost_at)));
+        tell_coverage();
+    } else if (!is_absence(greeted.error())) {
+        log::warn("not using a server that came back: " + greeted.error().sentence());
+    }
+}
+
+void ExpertServers::wait_for_news(std::int64_t ms) const {
+    heartbeat_->wait_for_news(seen_news_, Deadline::after_ms(ms));
+}
+
+// ---- trouble -----------------------------------------------------------------------------------
+
+std::optional<Error> ExpertServers::verdict(std::size_t server, const Waiting& call) {
+    if (call.age_ms < call.deadline_ms) return std::nullopt;
+    const Vitals vitals = heartbeat_->look(server);
+    const std::string name = directory_.name(server);
+    const std::int64_t patience_ms = kSilenceMs + call.deadline_ms;
+    if (vitals.instance != 0 && vitals.silent_ms >= patience_ms) {
+        n_silent_.fetch_add(1, std::memory_order_relaxed);
+        return describe_silence(name, vitals.silent_ms, vitals.door);
+    }
+    const std::int64_t silent_ms = peers_[server].channel->silent_ms();
+    if (silent_ms >= patience_ms) {
+        n_silent_.fetch_add(1, std::memory_order_relaxed);
+        return Error{ErrorCode::unavailable,
+                     name + " answers, but nothing has come through the connection of " +
+                         call.what + " for " + seconds(silent_ms),
+                     "check what lies between the boxes and forgets connections"};
+    }
+    const std::int64_t stalled_ms = std::min(vitals.stalled_ms, call.age_ms);
+    if (vitals.waits_for_reads ||
+        stalled_ms < std::max(options_.stuck_ms, kStuckDeadlines * call.deadline_ms))
+        return std::nullopt;
+    n_stuck_.fetch_add(1, std::memory_order_relaxed);
+    peers_[server].stuck = vitals.instance;
+    return Error{ErrorCode::unavailable,
+                 name + " is stuck: its connection answers, but it has computed nothing for " +
+                     seconds(stalled_ms) + " (" + call.what + ")",
+                 "restart it; its stack (gdb -p) shows where it hangs"};
+}
+
+void ExpertServers::tell_late(std::size_t server, const Waiting& call) {
+    if (call.age_ms < call.deadline_ms + kLateMs) return;
+    if (told_late_ != Clock::time_point() && ms_since(told_late_) < kTellLateMs) return;
+    const Vitals vitals = heartbeat_->look(server);
+    if (vitals.silent_ms >= kAliveMs) return;  // its end, or a verdict, will say more
+    told_late_ = Clock::now();
+    log::warn(
+        directory_.name(server) + " is slow: " + call.what + " have taken " + seconds(call.age_ms) +
+        ", late after " + seconds(call.deadline_ms) + "; it " +
+        (vitals.waits_for_reads ? "waits for its disk"
+         : vitals.stalled_ms < kAliveMs
+             ? "computes"
+             : "has computed nothing for " + seconds(std::min(vitals.stalled_ms, call.age_ms))));
+}
+
+void ExpertServers::lose(std::size_t server, const Error& error) {
+    Peer& peer = peers_[server];
+    if (!peer.up) return;
+    peer.up = false;
+    peer.lost_at = Clock::now();
+    peer.next_try = peer.lost_at + std::chrono::milliseconds(kTryAgainMs);
+    // Who it is, is said around it.
+    const std::string name_end = options_.endpoints[server] + ") ";
+    const std::size_t at = error.message.find(name_end);
+    peer.trouble =
+        at == std::string::npos ? error.message : error.message.substr(at + name_end.size());
+    peer.channel->give_up(peer.trouble);
+    n_up_.fetch_sub(1, std::memory_order_relaxed);
+    n_losses_.fetch_add(1, std::memory_order_relaxed);
+    const bool has_replicas = directory_.is_covered_by(available());
+    log::warn("lost " + directory_.name(server) + ": " + peer.trouble +
+              (has_replicas ? "; others go on with its experts" : "; waiting for it") +
+              (error.remedy.empty() ? "" : ": " + error.remedy));
+    tell_coverage();
+}
+
+void ExpertServers::tell_coverage() {
+    const bool is_covered = directory_.is_covered_by(available());
+    if (options_.on_waiting && (!is_covered || !is_covered_))
+        options_.on_waiting(is_covered ? std::string() : absent());
+    is_covered_ = is_covered;
+}
+
+std::string ExpertServers::absent() const {
+    std::string names;
+    std::size_t n_absent = 0;
+    for (std::size_t s = 0; s < peers_.size(); ++s) {
+        if (peers_[s].up || ++n_absent > kMostNamed) continue;
+        if (!names.empty()) names += "; ";
+        names += directory_.name(s);
+        if (!peers_[s].trouble.empty()) names += ", which " + peers_[s].trouble;
+    }
+    if (n_absent > kMostNamed) names += fmt::format("; and {} more", n_absent - kMostNamed);
+    return names;
+}
+
+std::optional<Error> ExpertServers::refusal() const {
+    for (const Peer& peer : peers_)
+        if (peer.refusal) return peer.refusal;
+    return std::nullopt;
+}
+
+}  // namespace k3::trunk
