@@ -115,6 +115,23 @@ TEST_CASE("a service that hears nothing for a moment is waited for, one that is 
             CHECK(pipeline.stage(name).restarts == 0);
         }
     }
+    SUBCASE("an expert server for longer: its trunk waits, and says for whom") {
+        Program client = start_client(world);
+        REQUIRE_MESSAGE(client.prints(beginning), client.err());
+        const pid_t pid = freeze("experts");
+        CHECK(pipeline.program().says("lost experts"));
+        CHECK(pipeline.program().says("trunk waits for experts"));
+        const Ended status = world.k3pipe({"status", "demo"});
+        CHECK(has(status.out, "waiting"));
+        CHECK(has(status.out, "waits for experts"));
+        CHECK(has(status.out, "its box accepts connections, but the process has not answered"));
+        ::kill(pid, SIGCONT);
+        CHECK(pipeline.complete_again("experts", 0));
+        CHECK(pipeline.program().says("trunk has all it needs again"));
+        Ended ended = client.wait();
+        CHECK_MESSAGE(ended.code == 0, ended.err);
+        CHECK(ended.out == undisturbed.text);
+    }
     SUBCASE("for good") {
         Program client = start_client(world);
         REQUIRE_MESSAGE(client.prints(beginning), client.err());
