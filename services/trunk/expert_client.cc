@@ -17,9 +17,12 @@ constexpr std::uint64_t kEverybody = ~std::uint64_t{0};
 constexpr std::int64_t kStopMs = 100;             // likewise, while there is nobody to ask
 constexpr std::size_t kCallOverheadBytes = 1024;  // of a call besides rows and picks, generously
 constexpr std::int64_t kHedgedSliceMs = 1;        // between looks at either of two who may answer
-constexpr std::chrono::microseconds kLook{20};    // less is no waiting,
-constexpr int kLeastWaited = 8;                   // nor is less than this part of the call
-constexpr std::int64_t kPauseMs = 20;             // before asking again a server that refused
+// Somebody has waited for a reply if it took this part of the call, or so long and the call was
+// short.
+constexpr int kWaitedPart = 8;
+constexpr std::chrono::microseconds kWaited{200};
+constexpr std::chrono::milliseconds kShortCall{100};
+constexpr std::int64_t kPauseMs = 20;  // before asking again a server that refused
 // A server that dies of every call must not be asked for ever; the launcher backs off meanwhile.
 constexpr int kMaxRounds = 10;
 
@@ -103,6 +106,7 @@ Status ExpertClient::start(const Routing& routing, std::span<const float> latent
 }
 
 Status ExpertClient::finish(std::span<std::int64_t> sums) {
+    finish_began_ = Clock::now();
     std::fill(sums.begin(), sums.end(), 0);
     while (true) {
         for (std::size_t i = 0; i < n_calls_; ++i) {
@@ -303,8 +307,9 @@ Status ExpertClient::judge(Call& call) {
     return Status::ok();
 }
 
-/// A reply that was there before anybody looked does not tell when it came: whoever waited for
-/// another server meanwhile would take this one for as slow.
+/// A reply that was there before anybody looked does not tell when it came. It counts as having
+/// come when waiting began at all: time spent on waiting for other servers is no slowness of this
+/// one.
 void ExpertClient::measure(const Call& call, const transport::Reply& reply,
                            Clock::time_point begin) {
     const auto* sums = std::get_if<msg::PartialSums>(&reply.body);
@@ -312,8 +317,11 @@ void ExpertClient::measure(const Call& call, const transport::Reply& reply,
     const Clock::time_point now = Clock::now();
     const auto total = std::chrono::duration_cast<std::chrono::nanoseconds>(now - call.sent_at);
     ServiceTimes::Sample sample{call.picks.size(), sums->compute_ns, sums->read_ns, 0};
-    if (now - begin > std::max<Clock::duration>(kLook, total / kLeastWaited))
-        sample.total_ns = static_cast<std::uint64_t>(total.count());
+    const Clock::duration waited = now - begin;
+    const bool was_there =
+        waited <= total / kWaitedPart && (waited <= kWaited || total >= kShortCall);
+    const auto known = was_there ? finish_began_ - call.sent_at : total;
+    if (known.count() > 0) sample.total_ns = static_cast<std::uint64_t>(known.count());
     (*servers_)[call.server].times.add(sample);
 }
 

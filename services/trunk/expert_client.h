@@ -141,7 +141,8 @@ class ExpertClient final : public ExpertBackend {
     std::vector<std::uint8_t> chosen_;  // [picks]: whom dispatch gives it to
     std::deque<Call> calls_;            // the first n_calls_ are in use; kept for their memory
     std::size_t n_calls_ = 0;
-    std::vector<float> rows_;       // [max_rows, latent_size], gathered for one call
+    std::vector<float> rows_;  // [max_rows, latent_size], gathered for one call
+    Clock::time_point finish_began_;
     std::int64_t patience_ms_ = 0;  // left for servers that are gone
     int n_rounds_ = 0;
 

@@ -79,7 +79,11 @@ void ServiceTimes::add_unfinished(std::size_t n_picks, std::uint64_t total_ns) n
 }
 
 std::uint64_t ServiceTimes::quantile_ns(std::size_t n_picks, double q) const noexcept {
-    if (!is_measured()) return 0;
+    if (!is_measured() || n_ways_ < kFewestCalls) return 0;
+    return time_ns(n_picks, q);
+}
+
+std::uint64_t ServiceTimes::time_ns(std::size_t n_picks, double q) const noexcept {
     const float warm_ns = ratios_.quantile(q) * expected_ns(n_picks);
     const float read_ns = reads_ns_.quantile(q) * static_cast<float>(n_picks);
     return static_cast<std::uint64_t>(warm_ns + read_ns);
@@ -87,7 +91,7 @@ std::uint64_t ServiceTimes::quantile_ns(std::size_t n_picks, double q) const noe
 
 std::int64_t ServiceTimes::deadline_ms(std::size_t n_picks) const noexcept {
     if (!is_measured()) return kUnmeasuredMs;
-    const double slow_ms = static_cast<double>(quantile_ns(n_picks, kSlowest)) / 1e6;
+    const double slow_ms = static_cast<double>(time_ns(n_picks, kSlowest)) / 1e6;
     return kFloorMs + static_cast<std::int64_t>(kMultiple * slow_ms);
 }
 

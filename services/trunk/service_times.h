@@ -46,13 +46,15 @@ class ServiceTimes {
     void add_unfinished(std::size_t n_picks, std::uint64_t total_ns) noexcept;
 
     bool is_measured() const noexcept { return n_calls_ >= kFewestCalls; }
-    /// What a share `q` of calls with so many picks does not exceed; 0 until measured.
+    /// What a share `q` of calls with so many picks does not exceed; 0 until measured, of enough
+    /// calls the way as well.
     std::uint64_t quantile_ns(std::size_t n_picks, double q) const noexcept;
     /// After which a call is late.
     std::int64_t deadline_ms(std::size_t n_picks) const noexcept;
 
   private:
     float expected_ns(std::size_t n_picks) const noexcept;
+    std::uint64_t time_ns(std::size_t n_picks, double q) const noexcept;
 
     std::uint64_t n_calls_ = 0;
     std::uint64_t n_ways_ = 0;  // calls of which the total was known

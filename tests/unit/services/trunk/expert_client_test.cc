@@ -524,12 +524,14 @@ TEST_CASE(
         rig.add(options);
         rig.add(options);
         REQUIRE(rig.connect().has_value());
+        // On a busy machine the trunk itself may be the late one: then it measures nothing.
         for (int i = 0; i < 2; ++i) check_same_bytes(try_run(rig.client.get()));
-        const std::uint64_t won = rig.count("expert_calls_hedges_won");
-        late = rig.servers[0]->n_calls.load() + 2;
-        check_same_bytes(try_run(rig.client.get()));
+        for (int i = 0; i < 8 && rig.count("expert_calls_hedges_won") == 0; ++i) {
+            late = rig.servers[0]->n_calls.load() + 2;
+            check_same_bytes(try_run(rig.client.get()));
+        }
         CHECK(rig.count("expert_calls_hedged") > 0);
-        CHECK(rig.count("expert_calls_hedges_won") > won);
+        CHECK(rig.count("expert_calls_hedges_won") > 0);
         CHECK(rig.count("expert_server_losses") == 0);
         check_same_bytes(try_run(rig.client.get()));
     }
@@ -566,15 +568,17 @@ TEST_CASE(
         };
         REQUIRE(rig.connect().has_value());
         for (int i = 0; i < 2; ++i) check_same_bytes(try_run(rig.client.get()));
-        from = rig.servers[0]->n_calls.load() + 2;
         std::thread killer([&] {
             const Deadline deadline = Deadline::after_ms(10000);
-            while (!is_second_late && !deadline.expired()) std::this_thread::yield();
+            while (!is_second_late && !deadline.expired()) ::usleep(1000);
             rig.servers[mortal].reset();
         });
-        const auto logits = try_run(rig.client.get());
+        for (int i = 0; i < 8 && !is_second_late; ++i) {
+            from = rig.servers[0]->n_calls.load() + 2;
+            is_late = false;
+            check_same_bytes(try_run(rig.client.get()));
+        }
         killer.join();
-        check_same_bytes(logits);
         check_same_bytes(try_run(rig.client.get()));
         CHECK(rig.count("expert_calls_hedged") > 0);
         CHECK(rig.count("expert_server_losses") == 1);
