@@ -8,9 +8,11 @@
 #include <random>
 #include <utility>
 
+#include "common/transport/curve_keys.h"
 #include "common/transport/endpoint.h"
 #include "common/transport/lane_link.h"
 #include "common/transport/zmq_link.h"
+#include "common/transport/zmtp_greeting.h"
 
 namespace k3::transport {
 
@@ -18,6 +20,8 @@ namespace {
 
 constexpr std::int64_t kSendWaitMs = 1000;  // for room in the socket while the peer is connected
 constexpr std::int64_t kAgainMs = 20;  // between two questions to a peer that loads or is not there
+constexpr int kCutsToAsk = 2;
+constexpr std::int64_t kGreetingMs = 300;
 constexpr std::size_t kMaxStoredReplies = 65536;  // of one call, while others are waited for
 
 std::uint64_t random_call_id() {
@@ -39,7 +43,8 @@ struct Call {
 
 class Channel::Impl {
   public:
-    explicit Impl(Options options) : options_(std::move(options)) {}
+    Impl(Options options, Endpoint endpoint)
+        : options_(std::move(options)), endpoint_(std::move(endpoint)) {}
     Impl(const Impl&) = delete;
     Impl& operator=(const Impl&) = delete;
     ~Impl() = default;
@@ -180,8 +185,8 @@ class Channel::Impl {
         socket_.reset();
         broken_ = false;
         socket_ = std::make_unique<ZmqLink>(
-            context_,
-            ZmqLink::Options{options_.endpoint, options_.max_message_bytes, ++n_sockets_});
+            context_, ZmqLink::Options{options_.endpoint, options_.max_message_bytes, ++n_sockets_,
+                                       keys_at(endpoint_, options_.keys.get())});
         heard_at_ = Clock::now();
     }
 
@@ -239,7 +244,10 @@ class Channel::Impl {
         Incoming message;
         while (socket_->receive(message)) dispatch(message);
         if (lane_) pump_lane();
-        if (!socket_->ended().empty() && !broken_) lose(socket_->ended());
+        if (!socket_->ended().empty() && !broken_) {
+            n_cut_ = socket_->handshake() == ZmqLink::Handshake::cut ? n_cut_ + 1 : 0;
+            lose(socket_->ended());
+        }
     }
 
     void pump_lane() {
@@ -316,12 +324,42 @@ class Channel::Impl {
             // A connection that ended is no answer; a Failure, of whatever code, is one.
             if (reply.has_value() || (!broken_ && socket_->is_connected()))
                 return expect<T>(std::move(reply), where());
+            if (auto refusal = key_refusal(deadline)) return *std::move(refusal);
             if (deadline.expired())
                 return Error{ErrorCode::unavailable,
                              where() + " " + (broken_ ? lost_reason_ : ZmqLink::kNobody),
                              "check that it runs and that the endpoint is right"};
             if (broken_) pause(deadline);
         }
+    }
+
+    /// The error if the last connection ended because of keys: no waiting will change that.
+    std::optional<Error> key_refusal(Deadline deadline) const {
+        if (!broken_ || endpoint_.kind != Endpoint::Kind::tcp) return std::nullopt;
+        ZmqLink::Handshake how = socket_->handshake();
+        // One connection may be cut by a peer that ends, and all of them by a proxy.
+        if (how == ZmqLink::Handshake::cut && n_cut_ >= kCutsToAsk) {
+            const Greeting greeting =
+                read_greeting(endpoint_, deadline.min(Deadline::after_ms(kGreetingMs)));
+            if (greeting == Greeting::curve)
+                how = options_.keys ? ZmqLink::Handshake::bad_keys : ZmqLink::Handshake::no_keys;
+            else if (greeting == Greeting::plain && options_.keys)
+                how = ZmqLink::Handshake::no_keys;
+        }
+        if (how == ZmqLink::Handshake::bad_keys)
+            return Error{ErrorCode::invalid_argument,
+                         where() +
+                             " does not accept the keys of this process: it has those of "
+                             "another pipeline",
+                         "give both the same key file (keys in [pipeline], or --keys)"};
+        if (how != ZmqLink::Handshake::no_keys) return std::nullopt;
+        if (options_.keys)
+            return Error{ErrorCode::invalid_argument,
+                         where() + " has no keys, and this process calls nobody without",
+                         "give it the key file of the pipeline (--keys)"};
+        return Error{ErrorCode::invalid_argument,
+                     where() + " serves only who has its keys, and this process has none",
+                     "give it the key file of the pipeline (keys in [pipeline], or --keys)"};
     }
 
     Result<Reply> ask_once(const msg::Body& body, Deadline deadline) {
@@ -388,6 +426,7 @@ class Channel::Impl {
     }
 
     const Options options_;
+    const Endpoint endpoint_;
     ZmqContext context_;
     std::unique_ptr<ZmqLink> socket_;
     std::unique_ptr<LaneLink> lane_;
@@ -399,6 +438,7 @@ class Channel::Impl {
     bool greeted_ = false;       // hello was answered by the instance that is connected
     bool broken_ = false;        // the socket's connection has ended: replace it before use
     std::string lost_reason_;    // why the last connection ended
+    int n_cut_ = 0;              // connections that ended in their handshake, one after the other
     std::string failure_named_;  // by the Failure that is being delivered
     std::string failed_service_;
     std::uint64_t instance_ = 0;
@@ -419,7 +459,8 @@ Result<std::unique_ptr<Channel>> Channel::create(Options options) {
         return Error{ErrorCode::invalid_argument,
                      options.peer + ": endpoint " + options.endpoint + " names no port to call",
                      "write the port that the service listens on"};
-    return std::unique_ptr<Channel>(new Channel(std::make_unique<Impl>(std::move(options))));
+    return std::unique_ptr<Channel>(
+        new Channel(std::make_unique<Impl>(std::move(options), std::move(endpoint).value())));
 }
 
 Result<msg::Announcement> Channel::hello(const std::vector<msg::SegmentProbe>& probes,

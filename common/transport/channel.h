@@ -22,6 +22,8 @@
 
 namespace k3::transport {
 
+class CurveKeys;
+
 struct Reply {
     msg::Body body;
     std::vector<msg::Bytes> frames;
@@ -43,6 +45,8 @@ class Channel {
         // of hello's probes, so if both share a box. An ExpertCall takes it when it is free and
         // large enough; everything else, and all signs of life, take the socket.
         bool use_lane = false;
+        // Shown to peers on tcp, which must have the same. Owners: whoever has loaded them.
+        std::shared_ptr<const CurveKeys> keys = nullptr;
     };
     /// Connects lazily: no peer needs to exist yet. Error: invalid_argument (malformed endpoint).
     static Result<std::unique_ptr<Channel>> create(Options options);
@@ -52,7 +56,8 @@ class Channel {
 
     /// Says hello until the peer answers that it is ready. Must precede send().
     /// Errors: unavailable or deadline_exceeded (naming peer, endpoint, its state and progress),
-    /// incompatible (protocol versions), or the failure the peer reports.
+    /// incompatible (protocol versions), invalid_argument (the peer does not accept our keys, or
+    /// only one side has any), or the failure the peer reports.
     /// Called again after `unavailable` to meet the new instance.
     Result<msg::Announcement> hello(const std::vector<msg::SegmentProbe>& probes,
                                     Deadline deadline);

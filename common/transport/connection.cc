@@ -52,11 +52,12 @@ void ServerImpl::run() {
     last_flush();
     listener_.reset();  // first, while nobody else can have taken the path
     socket_.reset();
+    guard_.reset();
     context_.reset();
 }
 
 void ServerImpl::wait_for_events() {
-    std::array<zmq_pollitem_t, 4> items{};
+    std::array<zmq_pollitem_t, 6> items{};
     items[0] = {socket_->get(), 0, ZMQ_POLLIN, 0};
     items[1] = {nullptr, wake_event_.get(), ZMQ_POLLIN, 0};
     int n = 2;
@@ -69,6 +70,9 @@ void ServerImpl::wait_for_events() {
     if (stop_signal_fd() >= 0 && !stopping_.load()) {
         signals = n;
         items[n++] = {nullptr, stop_signal_fd(), ZMQ_POLLIN, 0};
+    }
+    if (guard_) {
+        for (void* socket : guard_->sockets()) items[n++] = {socket, 0, ZMQ_POLLIN, 0};
     }
     ::zmq_poll(items.data(), n, slow_clients_.empty() ? kIdleMs : kRetryMs);
     if ((items[1].revents & ZMQ_POLLIN) != 0) {
@@ -90,10 +94,22 @@ void ServerImpl::read_lifeline() {
 }
 
 void ServerImpl::receive_messages() {
+    if (guard_) guard_->attend();
     for (int i = 0; i < kMessagesPerRound; ++i) {
-        std::optional<std::vector<msg::Bytes>> frames = socket_->receive();
+        std::optional<std::vector<msg::Bytes>> frames =
+            guard_ ? receive_accepted() : socket_->receive();
         if (!frames) return;
         handle_message(std::move(*frames));
+    }
+}
+
+/// The next message of a client that has shown its key; what others send is not even looked at.
+std::optional<std::vector<msg::Bytes>> ServerImpl::receive_accepted() {
+    while (true) {
+        std::string user_id;
+        std::optional<std::vector<msg::Bytes>> frames = socket_->receive(user_id);
+        if (!frames || guard_->is_accepted(user_id)) return frames;
+        guard_->intruded();
     }
 }
 
@@ -243,6 +259,7 @@ msg::Body ServerImpl::answer_statistics() {
     out.counters.push_back({"transport_malformed_messages", counts_.malformed});
     out.counters.push_back({"transport_replies", counts_.replies});
     out.counters.push_back({"transport_dropped_replies", counts_.replies_dropped});
+    if (guard_) out.counters.push_back({"transport_refused_clients", guard_->n_refused()});
     out.counters.push_back({"transport_lane_requests", counts_.lane_requests});
     return out;
 }

@@ -50,6 +50,7 @@ class Heartbeat {
     struct Options {
         std::vector<std::string> endpoints;  // valid ones
         std::uint64_t run_id = 0;
+        std::shared_ptr<const CurveKeys> keys;  // for peers on tcp
         std::int64_t ping_ms = 250;
         std::int64_t silence_ms = 2000;
         std::int64_t doubt_ms = 1000;  // of silence, after which a second connection is tried

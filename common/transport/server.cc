@@ -69,18 +69,30 @@ Status ServerImpl::start() {
     return {};
 }
 
-Status ServerImpl::bind() {
-    if (!endpoint_.is_local() && !options_.insecure)
+Status ServerImpl::check_protection() const {
+    if (endpoint_.is_local() || options_.keys) return {};
+    if (!options_.insecure)
         return Error{ErrorCode::invalid_argument,
                      "endpoint " + endpoint_.text +
                          " can be reached from other boxes, and nothing would protect it",
-                     "bind 127.0.0.1, or set insecure = true if the network is trusted"};
+                     "give it the keys of the pipeline (k3pipe keys makes them), bind 127.0.0.1, "
+                     "or set insecure = true if everyone in the network is trusted"};
+    if (options_.warn)
+        options_.warn("everyone who reaches " + endpoint_.text +
+                      " may use this service: it has no keys, and insecure is set");
+    return {};
+}
+
+Status ServerImpl::bind() {
+    RETURN_IF_ERROR(check_protection());
     if (endpoint_.kind == Endpoint::Kind::ipc) {
         ASSIGN_OR_RETURN(listener_, IpcListener::bind(endpoint_.path));
     }
     context_ = std::make_unique<ZmqContext>();
     socket_ = std::make_unique<ZmqSocket>(*context_, ZMQ_ROUTER);
     socket_->set(ZMQ_ROUTER_MANDATORY, 1);  // else replies to clients that left vanish unseen
+    if (keys_at(endpoint_, options_.keys.get()) != nullptr)
+        guard_ = std::make_unique<CurveGuard>(*context_, *socket_, options_.keys, options_.warn);
     if (endpoint_.host.find(':') != std::string::npos) socket_->set(ZMQ_IPV6, 1);
     socket_->set_max_message_bytes(options_.max_message_bytes);
     std::string address = endpoint_.text;

@@ -28,6 +28,7 @@
 
 namespace k3::transport {
 
+class CurveKeys;
 class ServerImpl;
 struct ServerClient;
 
@@ -78,8 +79,12 @@ class Server {
         msg::Announcement announcement;  // kind, name, version...; instance is filled in here
         std::size_t max_queue = 256;     // further requests get resource_exhausted
         std::size_t max_message_bytes = std::size_t{1} << 30U;
-        bool insecure = false;  // allow tcp on a non-loopback address
-        int lifeline_fd = -1;   // end of file on it means the launcher died: stop
+        // On tcp, only callers with the same keys are served. Owners: whoever has loaded them.
+        std::shared_ptr<const CurveKeys> keys;
+        bool insecure = false;  // allow tcp on a non-loopback address without keys
+        // Gets lines for the log: clients that were refused, an endpoint that nothing protects.
+        std::function<void(const std::string&)> warn;
+        int lifeline_fd = -1;  // end of file on it means the launcher died: stop
         // Fast lanes for callers on this box; null: none. Owned by the server alone, shared only
         // because options are copied.
         std::shared_ptr<LaneHost> lanes;
@@ -88,7 +93,7 @@ class Server {
 
     /// Binds at once, in state loading. Errors: resource_exhausted ("... is taken by another
     /// process", with the path or port), invalid_argument (malformed endpoint, path over 107 bytes,
-    /// non-loopback without `insecure`), io (directory missing, no permission).
+    /// non-loopback without keys or `insecure`), io (directory missing, no permission).
     /// A socket file left by a dead process is removed and replaced.
     static Result<std::unique_ptr<Server>> create(Options options);
 

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "common/base/fd.h"
+#include "common/transport/curve_guard.h"
 #include "common/transport/endpoint.h"
 #include "common/transport/ipc_listener.h"
 #include "common/transport/server.h"
@@ -80,12 +81,14 @@ class ServerImpl : public std::enable_shared_from_this<ServerImpl> {
 
     // server.cc: start
     Status bind();
+    Status check_protection() const;
     Error bind_error(int problem) const;
 
     // connection.cc: the connection thread
     void run();
     void wait_for_events();
     void receive_messages();
+    std::optional<std::vector<msg::Bytes>> receive_accepted();
     void handle_message(std::vector<msg::Bytes> frames);
     void handle_request(const std::shared_ptr<ServerClient>& client, msg::Envelope envelope,
                         std::vector<msg::Bytes> frames);
@@ -143,6 +146,7 @@ class ServerImpl : public std::enable_shared_from_this<ServerImpl> {
     // Connection thread only.
     std::unique_ptr<IpcListener> listener_;
     std::unique_ptr<ZmqContext> context_;
+    std::unique_ptr<CurveGuard> guard_;  // null: everyone who reaches the endpoint is served
     std::unique_ptr<ZmqSocket> socket_;
     std::map<std::string, std::weak_ptr<ServerClient>> clients_;
     std::size_t clients_swept_at_ = 64;

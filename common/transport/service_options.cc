@@ -59,7 +59,9 @@ Server::Options ServiceOptions::server(msg::ServiceKind kind) const {
     out.announcement.name = name;
     out.announcement.version = version();
     out.announcement.build = build_id();
+    out.keys = curve_keys;
     out.insecure = insecure;
+    out.warn = [](const std::string& line) { log::warn(line); };
     out.lifeline_fd = static_cast<int>(lifeline_fd);
     out.refused = refusal(*this);
     return out;
@@ -80,17 +82,25 @@ void add_service_settings(Settings& settings, ServiceOptions& options) {
                       "cores to run on, like 0-7,16; otherwise all that it may");
     settings.add_integer("lifeline_fd", &options.lifeline_fd, -1, 1 << 20,
                          "descriptor whose end of file ends this service; -1: none");
+    settings.add_text(
+        "keys", &options.keys,
+        "key file of the pipeline (k3pipe keys makes it): on tcp, only processes that "
+        "have it are served and called");
     settings.add_flag("insecure", &options.insecure,
-                      "allow a tcp address that other boxes can reach, without any protection");
+                      "allow a tcp address that other boxes can reach without keys: everyone there "
+                      "may use this service");
 }
 
-Status begin_service(const ServiceOptions& options) {
+Status begin_service(ServiceOptions& options) {
     const std::string& name = options.log_level;
     const log::Level level = name == "debug"   ? log::Level::debug
                              : name == "warn"  ? log::Level::warn
                              : name == "error" ? log::Level::error
                                                : log::Level::info;
     log::init(options.name, options.run_id == "0" ? "" : options.run_id, level);
+    if (!options.keys.empty()) {
+        ASSIGN_OR_RETURN(options.curve_keys, CurveKeys::load(options.keys));
+    }
     return keep_to_cores(options.cores);
 }
 

@@ -2,9 +2,11 @@
 // The settings every service has, and the start and end that all of them share.
 
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "common/base/settings.h"
+#include "common/transport/curve_keys.h"
 #include "common/transport/server.h"
 
 namespace k3::transport {
@@ -18,7 +20,9 @@ struct ServiceOptions {
     std::string log_level = "info";
     std::string cores;  // "0-7,16"; empty: all that it was given
     std::int64_t lifeline_fd = -1;
+    std::string keys;  // key file; empty: none
     bool insecure = false;
+    std::shared_ptr<const CurveKeys> curve_keys;  // read from it by begin_service()
 
     std::uint64_t run() const noexcept;
     /// A run_id or name that cannot be meant makes Server::create() refuse.
@@ -29,8 +33,9 @@ struct ServiceOptions {
 void add_service_settings(Settings& settings, ServiceOptions& options);
 
 /// To be called before anything starts a thread: log::init() with the name, run and level of the
-/// options, and this process kept to its cores. Errors: those of keep_to_cores().
-Status begin_service(const ServiceOptions& options);
+/// options, the keys read, and this process kept to its cores.
+/// Errors: those of CurveKeys::load() and keep_to_cores().
+Status begin_service(ServiceOptions& options);
 
 /// Logs the error as the last line, says it to callers for a moment if the server runs (state
 /// failed) and returns the exit code: `return fail(error, server.get());`

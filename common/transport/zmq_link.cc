@@ -7,6 +7,8 @@
 #include <optional>
 #include <utility>
 
+#include "common/transport/curve_guard.h"
+
 namespace k3::transport {
 
 namespace {
@@ -23,10 +25,11 @@ ZmqLink::ZmqLink(const ZmqContext& context, const Options& options)
     socket_->set(ZMQ_CONNECT_TIMEOUT, kConnectTimeoutMs);
     if (options.endpoint.find('[') != std::string::npos) socket_->set(ZMQ_IPV6, 1);
     socket_->set_max_message_bytes(options.max_message_bytes);
+    if (options.keys != nullptr) call_with_keys(*socket_, *options.keys);
     const std::string name = "inproc://monitor-" + std::to_string(options.serial);
     ::zmq_socket_monitor(socket_->get(), name.c_str(),
                          ZMQ_EVENT_CONNECTED | ZMQ_EVENT_DISCONNECTED | ZMQ_EVENT_CONNECT_RETRIED |
-                             ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL |
+                             ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL |
                              ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL | ZMQ_EVENT_HANDSHAKE_FAILED_AUTH);
     monitor_->connect(name);
     socket_->connect(options.endpoint);
@@ -65,14 +68,31 @@ std::array<void*, 2> ZmqLink::sockets() const noexcept { return {socket_->get(),
 void ZmqLink::look() {
     while (std::optional<std::vector<msg::Bytes>> frames = monitor_->receive()) {
         std::uint16_t event = 0;
+        std::uint32_t value = 0;
         std::memcpy(&event, (*frames)[0].data(), sizeof(event));
+        std::memcpy(&value, (*frames)[0].data() + sizeof(event), sizeof(value));
         if (event == ZMQ_EVENT_CONNECTED)
             is_connected_ = true;
+        else if (event == ZMQ_EVENT_HANDSHAKE_SUCCEEDED)
+            handshake_ = Handshake::done;
         else if (ended_.empty())  // the first one is the cause: the end of a connection is followed
-            ended_ = event == ZMQ_EVENT_CONNECT_RETRIED ? kNobody  // by a plan to connect again
-                     : event == ZMQ_EVENT_DISCONNECTED  ? "has closed the connection"
-                                                        : "does not speak this protocol";
+            end(event, value);    // by a plan to connect again
     }
+}
+
+void ZmqLink::end(std::uint16_t event, std::uint32_t value) {
+    if (event == ZMQ_EVENT_CONNECT_RETRIED) {
+        ended_ = kNobody;
+        return;
+    }
+    ended_ = event == ZMQ_EVENT_DISCONNECTED ? "has closed the connection"
+                                             : "does not speak this protocol";
+    if (handshake_ == Handshake::done) return;
+    handshake_ = event == ZMQ_EVENT_HANDSHAKE_FAILED_AUTH ? Handshake::bad_keys
+                 : event == ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL &&
+                         value == ZMQ_PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH
+                     ? Handshake::no_keys
+                     : Handshake::cut;
 }
 
 }  // namespace k3::transport

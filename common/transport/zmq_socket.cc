@@ -64,7 +64,13 @@ std::string ZmqSocket::last_endpoint() const {
     return text.data();
 }
 
-std::optional<std::vector<msg::Bytes>> ZmqSocket::receive() {
+std::optional<std::vector<msg::Bytes>> ZmqSocket::receive() { return receive(nullptr); }
+
+std::optional<std::vector<msg::Bytes>> ZmqSocket::receive(std::string& user_id) {
+    return receive(&user_id);
+}
+
+std::optional<std::vector<msg::Bytes>> ZmqSocket::receive(std::string* user_id) {
     std::vector<msg::Bytes> frames;
     while (true) {
         zmq_msg_t frame;
@@ -78,6 +84,13 @@ std::optional<std::vector<msg::Bytes>> ZmqSocket::receive() {
             return std::nullopt;
         }
         const auto* data = static_cast<const std::byte*>(::zmq_msg_data(&frame));
+        if (user_id != nullptr && !frames.empty()) {  // the first is the ROUTER's, not the peer's
+            const char* id = ::zmq_msg_gets(&frame, "User-Id");
+            if (frames.size() == 1)
+                *user_id = id == nullptr ? "" : id;
+            else if (id == nullptr || *user_id != id)
+                user_id->clear();
+        }
         frames.emplace_back(data, data + ::zmq_msg_size(&frame));
         const bool more = ::zmq_msg_more(&frame) != 0;
         ::zmq_msg_close(&frame);

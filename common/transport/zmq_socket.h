@@ -48,6 +48,9 @@ class ZmqSocket {
 
     /// All frames of the next message if one has arrived.
     std::optional<std::vector<msg::Bytes>> receive();
+    /// The same of a ROUTER, and the user id that a ZAP handler gave the sender; empty if none did,
+    /// or if the frames do not agree. `user_id` is empty before.
+    std::optional<std::vector<msg::Bytes>> receive(std::string& user_id);
 
     /// Sends `routing_id` (if not empty), `envelope` and `frames` as one message. They are consumed
     /// only by `sent`.
@@ -55,6 +58,7 @@ class ZmqSocket {
                      std::vector<msg::Bytes>& frames);
 
   private:
+    std::optional<std::vector<msg::Bytes>> receive(std::string* user_id);
     int send_frame(msg::Bytes& bytes, int flags);
     void* socket_;
 };

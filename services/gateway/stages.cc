@@ -61,6 +61,7 @@ Status Stages::add(std::string name, const std::string& endpoint) {
     options.endpoint = endpoint;
     options.peer = std::move(name);
     options.run_id = options_.run_id;
+    options.keys = options_.keys;
     ASSIGN_OR_RETURN(stage->channel, transport::Channel::create(std::move(options)));
     all_.push_back(std::move(stage));
     return Status::ok();

@@ -53,6 +53,7 @@ class Stages {
         std::string sampler;
         std::uint64_t run_id = 0;
         bool use_shm = true;
+        std::shared_ptr<const transport::CurveKeys> keys = nullptr;  // for stages on tcp
         std::uint64_t first_session = 1;    // this gateway's sessions are first_session and the
         std::uint32_t n_sessions = 1;       // n_sessions - 1 numbers after it
         std::function<bool()> interrupted;  // asked while waiting: true ends every wait

@@ -58,6 +58,7 @@ Result<std::unique_ptr<ExpertClient>> ExpertClient::create(Options options,
     servers.max_rows = options.max_rows;
     servers.wait_ms = options.wait_ms;
     servers.use_shm = options.use_shm;
+    servers.keys = options.keys;
     servers.fast_lane = options.fast_lane;
     servers.spin_us = options.spin_us;
     servers.cores = options.cores;

@@ -81,12 +81,14 @@ Result<std::unique_ptr<ExpertServers>> ExpertServers::create(Options options,
     transport::Heartbeat::Options heartbeat;
     heartbeat.endpoints = own.endpoints;
     heartbeat.run_id = own.run_id;
+    heartbeat.keys = own.keys;
     heartbeat.silence_ms = kSilenceMs + ServiceTimes::kFloorMs;
     for (const std::string& endpoint : own.endpoints) {
         transport::Channel::Options channel;
         channel.endpoint = endpoint;
         channel.peer = "expert server";
         channel.run_id = own.run_id;
+        channel.keys = own.keys;
         channel.ping_ms = heartbeat.ping_ms;
         channel.liveness_ms = std::int64_t{1} << 40U;  // judged here, by verdict()
         channel.use_lane = own.fast_lane;

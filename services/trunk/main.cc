@@ -296,6 +296,7 @@ Status build(const TrunkSettings& settings, transport::Server& server, Parts& pa
     client.needs = expert_needs(parts.model, range, settings.service.name);
     client.endpoints = settings.experts;
     client.run_id = settings.service.run();
+    client.keys = settings.service.curve_keys;
     client.top_k = config.moe.top_k;
     client.max_rows = static_cast<std::size_t>(settings.max_step_rows);
     client.wait_ms = settings.expert_wait_ms;

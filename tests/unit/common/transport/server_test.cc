@@ -168,7 +168,7 @@ TEST_CASE("a taken tcp port is refused with the address") {
     CHECK(error.message.find(server->endpoint() + " is taken") != std::string::npos);
 }
 
-TEST_CASE("an address that other boxes can reach needs insecure") {
+TEST_CASE("an address that other boxes can reach needs keys or insecure") {
     Server::Options options = server_options("tcp://0.0.0.0:*");
     Error error = refusal(options.endpoint);
     CHECK(error.code == ErrorCode::invalid_argument);
