@@ -413,8 +413,8 @@ int run(const Options& options, const fs::path& program) {
         RunningPipeline pipeline(program, config, fmt::format("step-{}", ::getpid()), cap.get());
         const launcher::RunRecord record = pipeline.wait_ready(options.start_s);
         auto client = value_or_fail(launcher::GatewayClient::connect(
-            record.gateway, std::stoull(record.run_id, nullptr, 16), Deadline::after_ms(kAskMs),
-            [] { return false; }));
+            record.gateway, std::stoull(record.run_id, nullptr, 16), nullptr,
+            Deadline::after_ms(kAskMs), [] { return false; }));
         // Wakes threads, fills the expert cache.
         generate(client, options.prompt, std::max(options.tokens, 4U));
         fmt::print("{}; {} threads\n", bench::cpu_model(), n_threads);

@@ -126,6 +126,8 @@ Result<CommandLine> complete_run(const CLI::App* verb, RawCommands& raw) {
             "special tokens",
             "run");
     if (run.attach && !run.gateway.empty()) return excludes("--attach", "--gateway");
+    if (!run.keys.empty() && !run.attach && run.gateway.empty())
+        return usage("run: --keys has no effect without --attach or --gateway", "run");
     if ((run.attach || !run.gateway.empty()) && !run.config.empty())
         return excludes("-c", run.attach ? "--attach" : "--gateway");
     return CommandLine(std::move(run));
@@ -199,6 +201,7 @@ Result<CommandLine> parse_command_line(int argc, const char* const* argv) {
     if (verb == verbs.down) return CommandLine(std::move(raw.down));
     if (verb == verbs.plan) return CommandLine(std::move(raw.plan));
     if (verb == verbs.pack) return complete_pack(verb, raw);
+    if (verb == verbs.keys) return CommandLine(std::move(raw.keys));
     if (verb == verbs.verify) return CommandLine(std::move(raw.verify));
     if (verb == verbs.init) return CommandLine(std::move(raw.init));
     if (verb == verbs.doctor) {

@@ -55,9 +55,10 @@ struct RunCommand {
     std::filesystem::path logits_out;
     bool prompt_logits = false;
 
-    bool attach = false;      // to a running pipeline
-    std::string attach_name;  // empty: the only one
-    std::string gateway;      // an endpoint instead
+    bool attach = false;         // to a running pipeline
+    std::string attach_name;     // empty: the only one
+    std::string gateway;         // an endpoint instead
+    std::filesystem::path keys;  // of either; empty: those that the running pipeline has
 };
 
 struct StatusCommand {
@@ -110,12 +111,19 @@ struct VerifyCommand {
     std::filesystem::path sha256;  // file of sums; empty: none
 };
 
+/// `k3pipe keys`: makes the key file of a pipeline.
+struct KeysCommand {
+    std::filesystem::path config;
+    std::string name;
+    bool replace = false;
+};
+
 /// Nothing left to do: help or the version has been printed.
 struct NothingCommand {};
 
 using CommandLine =
     std::variant<NothingCommand, UpCommand, RunCommand, StatusCommand, DownCommand, PlanCommand,
-                 InitCommand, DoctorCommand, SynthCommand, PackCommand, VerifyCommand>;
+                 InitCommand, DoctorCommand, SynthCommand, PackCommand, VerifyCommand, KeysCommand>;
 
 /// Error: invalid_argument, with the nearest verb or flag where there is one.
 Result<CommandLine> parse_command_line(int argc, const char* const* argv);

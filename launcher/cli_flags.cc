@@ -52,6 +52,11 @@ constexpr const char* kPackExamples =
     "  k3pipe pack trunk /models/k3 /fast/trunk-0.k3pack --layers 0-45\n"
     "  k3pipe pack experts /models/k3 /fast/experts-0.k3pack --share 0/3\n";
 
+constexpr const char* kKeysAbout =
+    "Make the keys by which the processes of a pipeline on several boxes know each other.\n"
+    "Written to the file that keys in [pipeline] names, otherwise to\n"
+    "${XDG_CONFIG_HOME:-~/.config}/k3pipe/keys/NAME.keys. Prints its name and the fingerprint.";
+
 constexpr const char* kVerifyAbout =
     "Compare every byte of a checkpoint or a pack with its checksums.\n"
     "A checkpoint has none of its own: --record writes a manifest of files that are known to be\n"
@@ -238,6 +243,10 @@ void add_output(CLI::App* verb, RawCommands& raw) {
         ->option_text("[NAME]");
     verb->add_option("--gateway", run.gateway, "use the gateway at this endpoint")
         ->option_text("ENDPOINT");
+    verb->add_option("--keys", run.keys,
+                     "with --gateway: key file of its pipeline, if it has one; with --attach: "
+                     "another than the pipeline was started with")
+        ->option_text("FILE");
 }
 
 void add_synth(CLI::App* verb, SynthCommand& synth) {
@@ -362,6 +371,15 @@ void declare_verbs(CLI::App& app, RawCommands& raw, Verbs* verbs) {
     verbs->doctor
         ->add_option("-c,--config", raw.doctor.config, "pipeline file; its checkpoint is looked at")
         ->option_text("FILE");
+
+    verbs->keys = app.add_subcommand("keys", kKeysAbout);
+    add_examples(verbs->keys, "Example: k3pipe keys -c pipeline.toml\n");
+    verbs->keys->add_option("-c,--config", raw.keys.config, "pipeline file [the shipped demo.toml]")
+        ->option_text("FILE");
+    verbs->keys->add_option("--name", raw.keys.name, "of a pipeline called so [name in the file]")
+        ->option_text("NAME");
+    verbs->keys->add_flag("--replace", raw.keys.replace,
+                          "make new keys where there are some: every box needs the new ones then");
 
     verbs->synth = app.add_subcommand(
         "synth", "Write a checkpoint of random weights in the released layout, for benchmarks.");

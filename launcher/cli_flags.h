@@ -24,6 +24,7 @@ struct RawCommands {
     SynthCommand synth;
     PackCommand pack;
     VerifyCommand verify;
+    KeysCommand keys;
     std::string pack_kind;
     std::string pack_list;
     std::string effort = "off";
@@ -41,6 +42,7 @@ struct Verbs {
     CLI::App* synth;
     CLI::App* pack;
     CLI::App* verify;
+    CLI::App* keys;
 };
 
 /// The whole command line, not parsed yet. `raw` must outlive it.

@@ -8,8 +8,10 @@
 #include "common/model/load.h"
 #include "common/model/placement.h"
 #include "common/model/tensor_names.h"
+#include "common/transport/endpoint.h"
 #include "launcher/commands.h"
 #include "launcher/pipeline_file.h"
+#include "launcher/pipeline_keys.h"
 #include "launcher/plan_memory.h"
 #include "launcher/plan_model.h"
 #include "launcher/plan_time.h"
@@ -49,16 +51,27 @@ Result<std::string> holds_of(const StagePlan& stage, const model::ModelConfig& c
                        format_bytes(held.count() * model::expert_bytes(config)));
 }
 
-/// ": WHAT IT HOLDS; CORES", whichever there are.
-Result<std::string> facts_of(const StagePlan& stage, const Models& models,
+/// "protected by keys" for a stage on tcp; nothing for one that its socket file protects.
+std::string protection_of(const StagePlan& stage, const PipelinePlan& plan) {
+    const auto endpoint = transport::parse_endpoint(stage.endpoint);
+    if (!endpoint.has_value() || endpoint->kind != transport::Endpoint::Kind::tcp) return "";
+    if (!plan.keys.empty()) return "protected by keys";
+    return endpoint->is_local() ? "without keys: every user of this box may use it"
+                                : "without keys: everyone who reaches it may use it";
+}
+
+/// ": WHAT IT HOLDS; CORES; PROTECTION", whichever there are.
+Result<std::string> facts_of(const StagePlan& stage, const PipelinePlan& plan, const Models& models,
                              const MachineCores& machine) {
     std::string facts;
     if (!stage.model.empty()) {
         ASSIGN_OR_RETURN(facts, holds_of(stage, models.at(stage.model).config));
     }
     ASSIGN_OR_RETURN(const std::string cores, describe_cores(stage, machine));
-    if (!facts.empty() && !cores.empty()) facts += "; ";
-    facts += cores;
+    for (const std::string& fact : {cores, protection_of(stage, plan)}) {
+        if (!facts.empty() && !fact.empty()) facts += "; ";
+        facts += fact;
+    }
     return facts.empty() ? facts : ": " + facts;
 }
 
@@ -66,10 +79,12 @@ Status print_stages(const PipelinePlan& plan, const Models& models, const Machin
     fmt::print("mkdir -p -m 700 {}\n", shell_line({plan.run_directory.string()}));
     for (const StagePlan& stage : plan.stages) {
         if (!stage.owned) {
-            fmt::print("\n# {}: attached at {}, not started\n", stage.name, stage.endpoint);
+            const std::string protection = protection_of(stage, plan);
+            fmt::print("\n# {}: attached at {}, not started{}{}\n", stage.name, stage.endpoint,
+                       protection.empty() ? "" : "; ", protection);
             continue;
         }
-        ASSIGN_OR_RETURN(const std::string facts, facts_of(stage, models, machine));
+        ASSIGN_OR_RETURN(const std::string facts, facts_of(stage, plan, models, machine));
         std::vector<std::string> words;
         for (const auto& [name, value] : stage.env)
             words.push_back(fmt::format("{}={}", name, value));
@@ -124,6 +139,7 @@ Status print_plan(const PlanCommand& command) {
 
     fmt::print("pipeline '{}' of {}: {} to start, {} attached\n\n", plan.name, spec.file.string(),
                plan.n_owned(), plan.stages.size() - plan.n_owned());
+    if (!plan.keys.empty()) fmt::print("{}\n\n", describe_keys(plan.keys));
     RETURN_IF_ERROR(print_stages(plan, models, machine));
     for (const auto& [path, model] : models) fmt::print("\n{}", model_table(model));
     fmt::print("\n{}", memory_table(memory, available));

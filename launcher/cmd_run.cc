@@ -13,6 +13,7 @@
 #include "common/base/settings.h"
 #include "common/model/sampling_params.h"
 #include "common/model/session_name.h"
+#include "common/transport/curve_keys.h"
 #include "common/transport/endpoint.h"
 #include "common/transport/messages/envelope.h"
 #include "launcher/commands.h"
@@ -311,16 +312,23 @@ int report_start(const RunCommand& command, const Error& error) {
     return report_failure(error);
 }
 
-/// Submits through the gateway at `endpoint` and prints what comes. Returns the exit code.
-int generate(const RunCommand& command, Prepared prepared, const std::string& endpoint,
-             std::uint64_t run_id, const EventLog& events, const std::function<bool()>& give_up) {
+struct Gateway {
+    std::string endpoint;
+    std::uint64_t run_id = 0;  // 0: of no run of ours
+    std::shared_ptr<const transport::CurveKeys> keys;
+};
+
+/// Submits through `gateway` and prints what comes. Returns the exit code.
+int generate(const RunCommand& command, Prepared prepared, const Gateway& gateway,
+             const EventLog& events, const std::function<bool()>& give_up) {
     std::unique_ptr<LogitsFile> logits;
     if (!command.logits_out.empty()) {
         auto created = LogitsFile::create(command.logits_out);
         if (!created.has_value()) return report_start(command, created.error());
         logits = *std::move(created);
     }
-    auto client = GatewayClient::connect(endpoint, run_id, Deadline::after_ms(kGatewayMs), give_up);
+    auto client = GatewayClient::connect(gateway.endpoint, gateway.run_id, gateway.keys,
+                                         Deadline::after_ms(kGatewayMs), give_up);
     if (!client.has_value()) return report_start(command, client.error());
     say_how_tokens_are_chosen(command, &prepared.submit, events);
 
@@ -358,17 +366,25 @@ Status check_gateway_listens(const std::string& endpoint) {
 }
 
 int run_attached(const RunCommand& command, Prepared prepared, const EventLog& events) {
-    std::string endpoint = command.gateway;
-    if (endpoint.empty()) {
+    Gateway gateway;
+    gateway.endpoint = command.gateway;
+    std::string keys = command.keys.string();
+    if (gateway.endpoint.empty()) {
         auto running = find_running(command.run_dir, command.attach_name, "--attach NAME");
         if (!running.has_value()) return report_start(command, running.error());
-        endpoint = running->gateway;
-    } else if (Status listens = check_gateway_listens(endpoint); !listens) {
+        gateway.endpoint = running->gateway;
+        if (keys.empty()) keys = running->keys;
+    } else if (Status listens = check_gateway_listens(gateway.endpoint); !listens) {
         return report_start(command, listens.error());
+    }
+    if (!keys.empty()) {
+        auto loaded = transport::CurveKeys::load(keys);
+        if (!loaded.has_value()) return report_start(command, loaded.error());
+        gateway.keys = *std::move(loaded);
     }
     auto signals = StopSignals::take();
     if (!signals.has_value()) return report_start(command, signals.error());
-    int code = generate(command, std::move(prepared), endpoint, 0, events,
+    int code = generate(command, std::move(prepared), gateway, events,
                         [&signals] { return signals->came(); });
     if (signals->came()) events.important("interrupted");
     return code;
@@ -392,7 +408,8 @@ int run_alone(const RunCommand& command, Prepared prepared, const EventLog& even
     Status ready = supervisor.wait_ready();
     int code = kExitOk;
     if (ready.has_value())
-        code = generate(command, std::move(prepared), session->gateway(), session->run_id(), events,
+        code = generate(command, std::move(prepared),
+                        {session->gateway(), session->run_id(), session->keys()}, events,
                         [&supervisor] { return supervisor.stopping(); });
     supervisor.request_stop();
     loop.join();

@@ -7,11 +7,13 @@
 #include <cstdio>
 #include <cstring>
 #include <ctime>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 
 #include "common/base/settings.h"
 #include "common/transport/channel.h"
+#include "common/transport/curve_keys.h"
 #include "launcher/commands.h"
 #include "launcher/events.h"
 #include "launcher/run_directory.h"
@@ -30,10 +32,22 @@ struct Live {
     std::optional<msg::Statistics> statistics;
 };
 
-std::optional<Live> ask(const StageRecord& stage) {
+using Keys = std::shared_ptr<const transport::CurveKeys>;
+
+/// Null if the pipeline has none, or if they cannot be read: then its stages on tcp do not answer.
+Keys keys_of(const RunRecord& run) {
+    if (run.keys.empty()) return nullptr;
+    auto keys = transport::CurveKeys::load(run.keys);
+    if (keys.has_value()) return *std::move(keys);
+    EventLog(EventLog::Detail::brief).important(keys.error().sentence());
+    return nullptr;
+}
+
+std::optional<Live> ask(const StageRecord& stage, const Keys& keys) {
     transport::Channel::Options options;
     options.endpoint = stage.endpoint;
     options.peer = stage.name;
+    options.keys = keys;
     auto channel = transport::Channel::create(std::move(options));
     if (!channel.has_value()) return std::nullopt;
     auto pong = (*channel)->ping(Deadline::after_ms(kAskMs));
@@ -80,17 +94,19 @@ void print_run(const RunRecord& run) {
                run.file);
     fmt::print("  {:<14} {:<12} {:>8} {:>8} {:>11} {:>6}  {}\n", "stage", "state", "pid",
                "restarts", "memory", "queue", "endpoint");
-    for (const StageRecord& stage : run.stages) print_stage(stage, ask(stage));
+    const Keys keys = keys_of(run);
+    for (const StageRecord& stage : run.stages) print_stage(stage, ask(stage, keys));
 }
 
 json to_json(const RunRecord& run) {
     json stages = json::array();
+    const Keys keys = keys_of(run);
     for (const StageRecord& stage : run.stages) {
         json item = {{"name", stage.name},         {"kind", stage.kind},
                      {"state", stage.state},       {"pid", stage.pid},
                      {"owned", stage.owned},       {"restarts", stage.restarts},
                      {"endpoint", stage.endpoint}, {"answers", false}};
-        if (auto live = ask(stage)) {
+        if (auto live = ask(stage, keys)) {
             item["answers"] = true;
             item["state"] = std::string(msg::to_string(live->pong.state));
             if (!live->pong.waiting_for.empty()) {

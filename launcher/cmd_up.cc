@@ -43,7 +43,7 @@ Result<RunningPipeline> find_running(const std::filesystem::path& run_dir, const
                      fmt::format("name one of them: {}", naming)};
     }
     const RunRecord& record = runs.front().record;
-    return RunningPipeline{record.name, record.gateway, record.pid};
+    return RunningPipeline{record.name, record.gateway, record.keys, record.pid};
 }
 
 int up(const UpCommand& command) {

@@ -15,6 +15,7 @@ int doctor(const DoctorCommand& command);
 int synth(const SynthCommand& command);
 int pack_checkpoint(const PackCommand& command);
 int verify(const VerifyCommand& command);
+int keys(const KeysCommand& command);
 
 /// Prints "k3pipe: <sentence>" on stderr and returns the exit code of the error.
 int report(const Error& error);
@@ -25,6 +26,7 @@ Result<std::filesystem::path> config_or_default(const std::filesystem::path& giv
 struct RunningPipeline {
     std::string name;
     std::string gateway;
+    std::string keys;  // path; empty: none
     std::int64_t pid = 0;
 };
 /// The running pipeline `name`, or the only one. `naming` is how one is named: "k3pipe down NAME".

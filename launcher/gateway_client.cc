@@ -33,6 +33,7 @@ Result<msg::Announcement> patient_hello(transport::Channel& channel, Deadline de
 }  // namespace
 
 Result<GatewayClient> GatewayClient::connect(const std::string& endpoint, std::uint64_t run_id,
+                                             std::shared_ptr<const transport::CurveKeys> keys,
                                              Deadline deadline,
                                              const std::function<bool()>& give_up) {
     GatewayClient client;
@@ -40,6 +41,7 @@ Result<GatewayClient> GatewayClient::connect(const std::string& endpoint, std::u
     options.endpoint = endpoint;
     options.peer = "gateway";
     options.run_id = run_id;
+    options.keys = std::move(keys);
     ASSIGN_OR_RETURN(client.channel_, transport::Channel::create(std::move(options)));
     client.reader_ = std::make_unique<transport::ArenaReader>();
     ASSIGN_OR_RETURN(msg::Announcement announcement,

@@ -11,6 +11,7 @@
 #include "common/base/result.h"
 #include "common/transport/arena.h"
 #include "common/transport/channel.h"
+#include "common/transport/curve_keys.h"
 #include "common/transport/messages/gateway.h"
 
 namespace k3::launcher {
@@ -31,8 +32,9 @@ class GenerationSink {
 class GatewayClient {
   public:
     /// Says hello until the gateway is ready. `give_up` as in generate().
-    /// Errors: those of Channel::hello, cancelled.
+    /// `keys` (null: none) count if it is on tcp. Errors: those of Channel::hello, cancelled.
     static Result<GatewayClient> connect(const std::string& endpoint, std::uint64_t run_id,
+                                         std::shared_ptr<const transport::CurveKeys> keys,
                                          Deadline deadline, const std::function<bool()>& give_up);
 
     const msg::GatewayFacts& facts() const noexcept { return facts_; }

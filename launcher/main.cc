@@ -26,6 +26,7 @@ struct Dispatch {
         return pack_checkpoint(command);
     }
     int operator()(const k3::launcher::VerifyCommand& command) const { return verify(command); }
+    int operator()(const k3::launcher::KeysCommand& command) const { return keys(command); }
 };
 
 /// Started without standard descriptors (by some daemons), our first pipes would become them. What

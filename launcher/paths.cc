@@ -64,6 +64,14 @@ fs::path default_session_directory() {
     return {};
 }
 
+fs::path default_key_directory() {
+    if (const char* config = std::getenv("XDG_CONFIG_HOME"); config != nullptr && *config == '/')
+        return fs::path(config) / "k3pipe/keys";
+    if (const char* home = std::getenv("HOME"); home != nullptr && *home == '/')
+        return fs::path(home) / ".config/k3pipe/keys";
+    return {};
+}
+
 Result<fs::path> find_program(const std::string& name, std::string_view what) {
     if (name.find('/') != std::string::npos) {
         if (is_executable(name)) return fs::path(name);

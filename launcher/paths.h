@@ -25,6 +25,10 @@ Result<std::filesystem::path> configs_directory();
 /// ${XDG_STATE_HOME:-$HOME/.local/state}/k3pipe/sessions. Empty if neither is set.
 std::filesystem::path default_session_directory();
 
+/// Where the keys of pipelines lie unless their files say otherwise:
+/// ${XDG_CONFIG_HOME:-$HOME/.config}/k3pipe/keys. Empty if neither is set.
+std::filesystem::path default_key_directory();
+
 /// An executable: a path is taken as it is; a bare name is looked for beside this program, in
 /// ../services/<name without k3-> (build tree), then in $PATH.
 /// Error: invalid_argument naming the places looked at.

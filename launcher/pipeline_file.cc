@@ -26,15 +26,9 @@ constexpr std::array kKinds = {ServiceKind::tokenizer, ServiceKind::sampler, Ser
                                ServiceKind::trunk, ServiceKind::gateway};
 
 std::vector<std::string> pipeline_keys() {
-    return {"name",
-            "model",
-            "run_dir",
-            "payload",
-            "log_level",
-            "start_timeout_s",
-            "attach_timeout_ms",
-            "max_restarts",
-            "restart_window_s"};
+    return {"name",         "model",           "run_dir",         "keys",
+            "payload",      "log_level",       "start_timeout_s", "attach_timeout_ms",
+            "max_restarts", "restart_window_s"};
 }
 
 /// Files that a service writes: two servers would take them from each other.
@@ -134,6 +128,7 @@ Status read_pipeline_table(const toml::table& root, PipelineSpec* spec) {
                             "set name in [pipeline]: letters, digits, - and _, at most 40");
     RETURN_IF_ERROR(reader.path("model", &spec->model));
     RETURN_IF_ERROR(reader.path("run_dir", &spec->run_dir));
+    RETURN_IF_ERROR(reader.path("keys", &spec->keys));
     RETURN_IF_ERROR(reader.choice("payload", {"shm", "inline"}, &spec->payload));
     RETURN_IF_ERROR(
         reader.choice("log_level", {"debug", "info", "warn", "error"}, &spec->log_level));

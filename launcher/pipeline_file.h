@@ -49,6 +49,7 @@ struct PipelineSpec {
     std::string name;               // of the run directory; [A-Za-z0-9_-], at most 40
     std::filesystem::path model;    // checkpoint directory; empty if every stage is attached
     std::filesystem::path run_dir;  // where run directories are made; empty: the default place
+    std::filesystem::path keys;     // key file; empty: the default place (pipeline_keys.h)
     std::string payload = "shm";
     std::string log_level = "info";
     std::int64_t start_timeout_s = 120;  // without any progress

@@ -99,6 +99,7 @@ json to_json(const RunRecord& record) {
             {"state", record.state},
             {"started_unix_s", record.started_unix_s},
             {"gateway", record.gateway},
+            {"keys", record.keys},
             {"stages", std::move(stages)}};
 }
 
@@ -115,6 +116,7 @@ Result<RunRecord> read_record(const fs::path& file) {
         record.state = root.at("state");
         record.started_unix_s = root.at("started_unix_s");
         record.gateway = root.at("gateway");
+        record.keys = root.at("keys");
         for (const json& item : root.at("stages")) {
             StageRecord stage;
             stage.kind = item.at("kind");

@@ -41,6 +41,7 @@ struct RunRecord {
     std::string state;  // starting, ready, degraded, stopping
     std::int64_t started_unix_s = 0;
     std::string gateway;  // its endpoint
+    std::string keys;     // path of its key file; empty: none
     std::vector<StageRecord> stages;
 };
 

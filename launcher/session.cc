@@ -59,6 +59,7 @@ Result<std::unique_ptr<Session>> Session::open(const Options& options, const Eve
         return Error{ErrorCode::invalid_argument,
                      fmt::format("'{}' is not a legal pipeline name", options.name),
                      "use letters, digits, - and _, at most 40"};
+    if (!options.name.empty()) spec.name = options.name;
     if (!options.session_dir.empty()) set_session_directory(spec, options.session_dir.string());
     std::unique_ptr<Session> session(new Session());
     RETURN_IF_ERROR(session->open_parts(options, spec, events));
@@ -68,13 +69,16 @@ Result<std::unique_ptr<Session>> Session::open(const Options& options, const Eve
 Status Session::open_parts(const Options& options, const PipelineSpec& spec,
                            const EventLog& events) {
     RETURN_IF_ERROR(raise_file_limit());
-    std::string name = options.name.empty() ? spec.name : options.name;
+    std::string name = spec.name;
     if (options.unique_name) name += fmt::format("-{}", ::getpid());
     std::filesystem::path base = run_base(options.run_dir.empty() ? spec.run_dir : options.run_dir);
     run_id_ = new_run_id();
     // Planned before anything is made: most mistakes in a file end here.
     ASSIGN_OR_RETURN(PipelinePlan plan, make_plan(spec, base / name, run_id_));
     plan.name = name;
+    if (!plan.keys.empty()) {
+        ASSIGN_OR_RETURN(keys_, transport::CurveKeys::load(plan.keys.string()));
+    }
     // From here on a Ctrl-C waits until the supervisor reads it, so nothing is left half made.
     ASSIGN_OR_RETURN(signals_, StopSignals::take());
     ASSIGN_OR_RETURN(directory_, RunDirectory::acquire(base, name));
@@ -88,6 +92,7 @@ Status Session::open_parts(const Options& options, const PipelineSpec& spec,
     record_.file = spec.file.string();
     record_.started_unix_s = std::time(nullptr);
     record_.gateway = plan.gateway().endpoint;
+    record_.keys = plan.keys.string();
     record_.state = "starting";
     RETURN_IF_ERROR(directory_->write(record_));
     ASSIGN_OR_RETURN(janitor_,
@@ -100,6 +105,7 @@ Status Session::open_parts(const Options& options, const PipelineSpec& spec,
     supervise.max_restarts = static_cast<std::size_t>(spec.max_restarts);
     supervise.restart_window_ms = spec.restart_window_s * 1000;
     supervise.forward_errors = options.forward_errors;
+    supervise.keys = keys_;
     supervise.signal_fd = signals_.fd();
     auto on_change = [this, &events](const std::string& state,
                                      const std::vector<StageRecord>& stages) {

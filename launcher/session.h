@@ -7,6 +7,7 @@
 #include <string>
 
 #include "common/base/result.h"
+#include "common/transport/curve_keys.h"
 #include "launcher/events.h"
 #include "launcher/janitor.h"
 #include "launcher/pipeline_file.h"
@@ -40,6 +41,8 @@ class Session {
     const std::string& gateway() const noexcept { return record_.gateway; }
     const std::string& name() const noexcept { return record_.name; }
     std::uint64_t run_id() const noexcept { return run_id_; }
+    /// Null: its pipeline has none. Shared with the watchers.
+    const std::shared_ptr<const transport::CurveKeys>& keys() const noexcept { return keys_; }
 
   private:
     Session() = default;
@@ -53,6 +56,7 @@ class Session {
     StopSignals signals_;
     std::unique_ptr<ProcessStarter> starter_;
     RunRecord record_;
+    std::shared_ptr<const transport::CurveKeys> keys_;
     std::unique_ptr<Supervisor> supervisor_;
 };
 

@@ -6,7 +6,9 @@
 #include <map>
 
 #include "common/model/config.h"
+#include "common/transport/endpoint.h"
 #include "launcher/paths.h"
+#include "launcher/pipeline_keys.h"
 
 namespace k3::launcher {
 
@@ -122,6 +124,7 @@ class Planner {
             RETURN_IF_ERROR(check_endpoint_is_free(stage, endpoint));
             endpoints_[stage.kind].push_back(std::move(endpoint));
         }
+        RETURN_IF_ERROR(find_keys());
         std::map<ServiceKind, std::size_t> next;
         for (const StageSpec& stage : spec_.stages) {
             std::size_t i = next[stage.kind]++;
@@ -147,6 +150,49 @@ class Planner {
                                          to_string(kind)),
                              "give every stage its own endpoint"};
         return Status::ok();
+    }
+
+    /// Those of the file or of the default place, if there is a tcp endpoint to use them at.
+    Status find_keys() {
+        std::size_t n_tcp = 0;
+        for (const auto& [kind, endpoints] : endpoints_)
+            n_tcp +=
+                static_cast<std::size_t>(std::count_if(endpoints.begin(), endpoints.end(), is_tcp));
+        if (n_tcp == 0) return Status::ok();
+        std::error_code code;
+        fs::path file = key_file_of(spec_);
+        if (!spec_.keys.empty() || fs::exists(file, code)) plan_.keys = std::move(file);
+        if (!plan_.keys.empty()) return Status::ok();
+        std::map<ServiceKind, std::size_t> next;
+        for (const StageSpec& stage : spec_.stages) {
+            const std::string& endpoint = endpoints_[stage.kind][next[stage.kind]++];
+            if (stage.attached() || stage.find("insecure") != nullptr) continue;
+            ASSIGN_OR_RETURN(const transport::Endpoint parsed, transport::parse_endpoint(endpoint));
+            if (parsed.is_local()) continue;
+            return Error{ErrorCode::invalid_argument,
+                         fmt::format("{}:{}: other boxes can reach {} at {}, and pipeline '{}' has "
+                                     "no keys ({} does not exist)",
+                                     spec_.file.string(), stage.line, stage.name, endpoint,
+                                     spec_.name, file.string()),
+                         "make them with `k3pipe keys -c FILE`, or set insecure = true for this "
+                         "stage if everyone in the network is trusted"};
+        }
+        return Status::ok();
+    }
+
+    static bool is_tcp(const std::string& endpoint) { return endpoint.starts_with("tcp://"); }
+
+    /// True if the stage answers, or calls somebody, on tcp.
+    bool needs_keys(ServiceKind kind, const std::string& own) const {
+        std::vector<ServiceKind> callees;
+        if (kind == ServiceKind::trunk) callees = {ServiceKind::experts};
+        if (kind == ServiceKind::gateway)
+            callees = {ServiceKind::tokenizer, ServiceKind::trunk, ServiceKind::sampler};
+        return is_tcp(own) ||
+               std::any_of(callees.begin(), callees.end(), [this](ServiceKind callee) {
+                   const auto& endpoints = endpoints_.at(callee);
+                   return std::any_of(endpoints.begin(), endpoints.end(), is_tcp);
+               });
     }
 
     Status complete(const StageSpec& stage, std::size_t index, StagePlan* plan) {
@@ -183,6 +229,10 @@ class Planner {
             add("--tokenizer", endpoints_[ServiceKind::tokenizer].front());
             for (const std::string& trunk : endpoints_[ServiceKind::trunk]) add("--trunk", trunk);
             add("--sampler", endpoints_[ServiceKind::sampler].front());
+        }
+        if (!plan_.keys.empty() && needs_keys(stage.kind, plan->endpoint)) {
+            plan->keys = plan_.keys;
+            add("--keys", plan->keys.string());
         }
         append_settings(*plan, &argv);
         plan->argv = std::move(argv);

@@ -23,6 +23,7 @@ struct StagePlan {
     std::vector<std::pair<std::string, std::string>> env;
     std::filesystem::path model;           // its checkpoint; empty for stages without one
     std::vector<ServiceSetting> settings;  // as its flags say, defaults not included
+    std::filesystem::path keys;            // key file in argv; empty: it needs none
     bool wrapped = false;
     bool terminal = false;
     RestartPolicy restart = RestartPolicy::on_failure;
@@ -31,6 +32,7 @@ struct StagePlan {
 struct PipelinePlan {
     std::string name;
     std::filesystem::path model;
+    std::filesystem::path keys;  // key file of its stages on tcp; empty: none of them has keys
     std::filesystem::path run_directory;
     std::uint64_t run_id = 0;
     std::vector<StagePlan> stages;
@@ -39,10 +41,11 @@ struct PipelinePlan {
     std::size_t n_owned() const noexcept;
 };
 
-/// Resolves programs, models, endpoints and layer ranges. Starts and creates nothing.
+/// Resolves programs, models, endpoints, layer ranges and the key file. Starts and creates nothing.
 /// Trunk tables without `layers` share the model's layers evenly, in the order of the file.
 /// Errors: invalid_argument (a program is missing, a socket path is too long, no model is named,
-/// only some trunk stages have layers), and those of reading the model's config.
+/// only some trunk stages have layers, other boxes can reach a stage that has neither keys nor
+/// `insecure`), and those of reading the model's config.
 Result<PipelinePlan> make_plan(const PipelineSpec& spec, const std::filesystem::path& run_directory,
                                std::uint64_t run_id);
 

@@ -47,6 +47,9 @@ Status read_settings(const TomlTable& reader, std::vector<ServiceSetting>* setti
             return reader.wrong(*node,
                                 fmt::format("{} {} is set by the launcher", reader.heading(), key),
                                 "remove it; endpoints of other stages follow from their tables");
+        if (key == "keys")
+            return reader.wrong(*node, fmt::format("{} keys is for the pipeline", reader.heading()),
+                                "write keys = \"FILE\" in [pipeline]: all stages share them");
         if (key == "help" || key == "version" || key == "config")
             return reader.wrong(*node, fmt::format("{} {} is not a setting", reader.heading(), key),
                                 "settings of a stage stand in its table");

@@ -19,6 +19,7 @@ Status Supervisor::Loop::prepare() {
         watch.name = stages_[i].plan.name;
         watch.endpoint = stages_[i].plan.endpoint;
         watch.run_id = plan_.run_id;
+        watch.keys = options_.keys;
         watch.attached = !stages_[i].plan.owned;
         ASSIGN_OR_RETURN(stages_[i].watcher, Watcher::start(std::move(watch), *mailbox));
     }

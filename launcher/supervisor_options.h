@@ -3,6 +3,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+
+#include "common/transport/curve_keys.h"
 
 namespace k3::launcher {
 
@@ -15,7 +18,9 @@ struct SupervisorOptions {
     std::size_t max_restarts = 5;
     std::int64_t restart_window_ms = 60000;
     bool forward_errors = true;  // error lines of ready services; `run` reports errors itself
-    int signal_fd = -1;          // a signalfd with the signals that mean stop
+    // To ask stages on tcp with; null: none. Shared by the watchers.
+    std::shared_ptr<const transport::CurveKeys> keys;
+    int signal_fd = -1;  // a signalfd with the signals that mean stop
 };
 
 }  // namespace k3::launcher

@@ -87,7 +87,8 @@ class Interview {
             return;
         }
         ErrorCode code = announcement.error().code;
-        if (code == ErrorCode::incompatible || code == ErrorCode::unsupported)
+        if (code == ErrorCode::incompatible || code == ErrorCode::unsupported ||
+            code == ErrorCode::invalid_argument)
             sighting.refusal = std::move(announcement).error();
         else
             sighting.answered = false;  // it went away between the two questions
@@ -176,6 +177,7 @@ void Watcher::run() {
     options.endpoint = options_.endpoint;
     options.peer = options_.name;
     options.run_id = options_.run_id;
+    options.keys = options_.keys;
     auto channel = transport::Channel::create(std::move(options));
     if (!channel.has_value()) return;  // start() has just made one like it
     Interview interview(**channel, options_.stage);

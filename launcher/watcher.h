@@ -17,6 +17,7 @@
 
 #include "common/base/fd.h"
 #include "common/base/result.h"
+#include "common/transport/curve_keys.h"
 #include "common/transport/messages/control.h"
 
 namespace k3::launcher {
@@ -59,6 +60,7 @@ class Watcher {
         std::string name;
         std::string endpoint;
         std::uint64_t run_id = 0;
+        std::shared_ptr<const transport::CurveKeys> keys;  // null: none; shared by all watchers
         bool attached = false;         // not started by us: refused if nobody listens there
         std::int64_t ask_ms = 150;     // how long one question waits
         std::int64_t eager_ms = 10;    // pause between questions until it is ready

@@ -127,6 +127,17 @@ TEST_CASE("values arrive as they were given") {
     CHECK(run_of({"--chat", "-p", "x", "--effort", "max"}).effort == Effort::max);
 }
 
+TEST_CASE("keys are for a gateway that runs already") {
+    CHECK(run_of({"-p", "x", "--gateway", "tcp://b:1", "--keys", "k"}).keys == "k");
+    CHECK(run_of({"-p", "x", "--attach", "--keys", "k"}).keys == "k");
+    CHECK(refusal({"run", "-p", "x", "--keys", "k"}).find("--keys has no effect without") !=
+          std::string::npos);
+    auto keys = parse({"keys", "-c", "f", "--replace"});
+    REQUIRE(keys.has_value());
+    CHECK(std::get<KeysCommand>(*keys).config == "f");
+    CHECK(std::get<KeysCommand>(*keys).replace);
+}
+
 TEST_CASE("a session may be gone on from, saved, or both") {
     const RunCommand none = run_of({"-p", "x"});
     CHECK(none.session.empty());

@@ -68,6 +68,48 @@ TEST_CASE("each stage is told the endpoints that it calls") {
     CHECK(plan->gateway().endpoint == "ipc:///run/p/gateway.sock");
 }
 
+TEST_CASE("keys go to the stages that answer or call on tcp, by the name of their file") {
+    const std::string on_tcp = "[experts]\nbinary = '/bin/true'\nlisten = 'tcp://10.0.0.7:9'\n";
+    PipelineSpec spec = spec_of(on_tcp);
+    spec.keys = "/k/p.keys";
+    auto plan = make_plan(spec, "/run/p", 0xab);
+    REQUIRE(plan.has_value());
+    CHECK(plan->keys == "/k/p.keys");
+    for (const char* name : {"experts", "trunk"}) {
+        CHECK(stage(*plan, name).keys == "/k/p.keys");
+        CHECK(test::contains(command(*plan, name), "--keys /k/p.keys"));
+    }
+    for (const char* name : {"tokenizer", "sampler", "gateway"}) {
+        CHECK(stage(*plan, name).keys.empty());
+        CHECK_FALSE(test::contains(command(*plan, name), "--keys"));
+    }
+
+    spec = spec_of("");
+    spec.keys = "/k/p.keys";
+    plan = make_plan(spec, "/run/p", 0xab);
+    REQUIRE(plan.has_value());
+    CHECK(plan->keys.empty());  // all of it is on this box, behind socket files
+}
+
+TEST_CASE("a stage that other boxes can reach needs keys or insecure") {
+    ::setenv("XDG_CONFIG_HOME", "/nowhere", 1);
+    const std::string on_tcp = "[sampler]\nbinary = '/bin/true'\nlisten = 'tcp://10.0.0.7:9'\n";
+    auto plan = plan_of(on_tcp);
+    REQUIRE_FALSE(plan.has_value());
+    CHECK(plan.error().code == ErrorCode::invalid_argument);
+    CHECK(test::contains(plan.error().message, "/f/p.toml:4: other boxes can reach sampler"));
+    CHECK(test::contains(plan.error().message, "/nowhere/k3pipe/keys/p.keys does not exist"));
+    CHECK(test::contains(plan.error().remedy, "k3pipe keys -c FILE"));
+    plan = plan_of(on_tcp + "insecure = true\n");
+    REQUIRE(plan.has_value());
+    CHECK(plan->keys.empty());
+    CHECK(test::contains(command(*plan, "sampler"), "--insecure"));
+    CHECK(plan_of("[sampler]\nbinary = '/bin/true'\nlisten = 'tcp://127.0.0.1:9'\n").has_value());
+    // Who listens at an attached endpoint is not ours to decide.
+    CHECK(plan_of("[sampler]\nendpoint = 'tcp://10.0.0.7:9'\n").has_value());
+    ::unsetenv("XDG_CONFIG_HOME");
+}
+
 TEST_CASE("saved sessions lie with the user's state") {
     ::setenv("HOME", "/home/somebody", 1);
     ::unsetenv("XDG_STATE_HOME");
