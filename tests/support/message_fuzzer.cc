@@ -12,6 +12,7 @@
 
 #include "common/base/deadline.h"
 #include "common/transport/arena.h"
+#include "common/transport/curve_guard.h"
 #include "common/transport/lane_segment.h"
 #include "common/transport/zmq_socket.h"
 #include "tests/support/message_mutator.h"
@@ -125,6 +126,7 @@ class Fuzzer {
 
     FuzzReport run() {
         collect_requests();
+        if (options_.keys) transport::call_with_keys(socket_, *options_.keys);
         if (socket_.connect(options_.endpoint) != 0) {
             report_.problem = "cannot connect to " + options_.endpoint;
             return report_;

@@ -14,9 +14,11 @@
 // Shutdown is not sent, a Submit generates two tokens at most, and sessions are dropped at the end.
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "common/transport/curve_keys.h"
 #include "common/transport/messages/envelope.h"
 
 namespace k3::test {
@@ -32,6 +34,8 @@ struct FuzzOptions {
     int n_messages = 2000;
     std::uint64_t seed = 20261129;
     std::int64_t settle_ms = 60000;  // for the service to work off what it has accepted
+    // On tcp: of a client that is let in.
+    std::shared_ptr<const transport::CurveKeys> keys = nullptr;
     bool by_lane = false;  // through a fast lane, whose heads are damaged too; not all fit one
 };
 
