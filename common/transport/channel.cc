@@ -387,6 +387,12 @@ class Channel::Impl {
         std::uint64_t call_id = 0;
         Result<msg::Envelope> envelope = msg::decode(message.envelope, call_id);
         auto found = calls_.find(call_id);
+        if (envelope.has_value() && message.frames.size() > msg::kMaxTensorFrames)
+            envelope =
+                Error{ErrorCode::invalid_argument,
+                      "the reply has " + std::to_string(1 + message.frames.size()) +
+                          " frames, the limit is " + std::to_string(1 + msg::kMaxTensorFrames),
+                      ""};
         if (!envelope.has_value()) {
             if (found != calls_.end() && !found->second.failure)
                 found->second.failure = std::move(envelope).error().with_context(where());

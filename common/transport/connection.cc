@@ -22,7 +22,7 @@ namespace {
 constexpr int kIdleMs = 500;
 constexpr int kRetryMs = 1;  // a ROUTER cannot say when one of its clients has room again
 constexpr int kMessagesPerRound = 64;
-constexpr std::size_t kMaxFrames = 64;
+constexpr std::size_t kMaxFrames = 1 + msg::kMaxTensorFrames;
 constexpr std::int64_t kLastFlushMs = 500;
 
 std::uint64_t resident_bytes() {

@@ -14,6 +14,10 @@ namespace k3::transport {
 namespace {
 
 constexpr std::size_t kMaxServiceName = 64;
+// A row is at most the logits of 262,144 tokens. Between trunk stages it is 9 vectors of 7,168.
+constexpr std::size_t kMaxRowBytes = std::size_t{1} << 20U;
+constexpr std::size_t kMaxTensorBytes = std::size_t{1} << 30U;
+constexpr std::size_t kFrameOverheadBytes = 1024;  // of encryption: 33 bytes
 constexpr unsigned kSayFailureMs = 300;
 
 std::optional<std::uint64_t> parse_hex(const std::string& text) {
@@ -62,6 +66,7 @@ Server::Options ServiceOptions::server(msg::ServiceKind kind) const {
     out.keys = curve_keys;
     out.insecure = insecure;
     out.warn = [](const std::string& line) { log::warn(line); };
+    out.max_message_bytes = max_frame_bytes(0);
     out.lifeline_fd = static_cast<int>(lifeline_fd);
     out.refused = refusal(*this);
     return out;
@@ -89,6 +94,11 @@ void add_service_settings(Settings& settings, ServiceOptions& options) {
     settings.add_flag("insecure", &options.insecure,
                       "allow a tcp address that other boxes can reach without keys: everyone there "
                       "may use this service");
+}
+
+std::size_t max_frame_bytes(std::int64_t max_rows) noexcept {
+    const std::size_t tensor = static_cast<std::size_t>(max_rows) * kMaxRowBytes;
+    return std::clamp(tensor, msg::kMaxEnvelopeBytes, kMaxTensorBytes) + kFrameOverheadBytes;
 }
 
 Status begin_service(ServiceOptions& options) {

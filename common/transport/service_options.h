@@ -32,6 +32,10 @@ struct ServiceOptions {
 /// Declares them; `options.name` should hold the service's default name.
 void add_service_settings(Settings& settings, ServiceOptions& options);
 
+/// The largest frame that a service may be sent which takes tensors of so many rows (0: none); a
+/// larger one costs its sender the connection. For Server::Options.
+std::size_t max_frame_bytes(std::int64_t max_rows) noexcept;
+
 /// To be called before anything starts a thread: log::init() with the name, run and level of the
 /// options, the keys read, and this process kept to its cores.
 /// Errors: those of CurveKeys::load() and keep_to_cores().

@@ -132,6 +132,7 @@ int main(int argc, char** argv) {
     k3::kernels::set_threads(static_cast<int>(settings.threads));
     k3::transport::install_stop_signals();
     auto options = settings.service.server(k3::msg::ServiceKind::experts);
+    options.max_message_bytes = k3::transport::max_frame_bytes(settings.experts.max_call_rows);
     options.lanes = make_lanes(settings);
     auto server = k3::transport::Server::create(std::move(options));
     if (!server.has_value()) return k3::transport::fail(server.error(), nullptr);

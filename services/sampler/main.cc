@@ -36,10 +36,12 @@ int main(int argc, char** argv) {
         return k3::transport::fail(begun.error(), nullptr);
     k3::sampler::Service service(static_cast<std::uint32_t>(max_rows));
     k3::transport::install_stop_signals();
-    auto server = k3::transport::Server::create(options.server(k3::msg::ServiceKind::sampler));
+    auto server_options = options.server(k3::msg::ServiceKind::sampler);
+    server_options.max_message_bytes = k3::transport::max_frame_bytes(max_rows);
+    k3::msg::Announcement announcement = server_options.announcement;
+    auto server = k3::transport::Server::create(std::move(server_options));
     if (!server.has_value()) return k3::transport::fail(server.error(), nullptr);
     (*server)->set_statistics([&service] { return service.counters().snapshot(); });
-    k3::msg::Announcement announcement = options.server(k3::msg::ServiceKind::sampler).announcement;
     announcement.facts = k3::msg::SamplerFacts{static_cast<std::uint32_t>(max_rows)};
     (*server)->set_ready(std::move(announcement));
     k3::log::info("ready listen=" + options.listen);

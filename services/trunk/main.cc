@@ -340,7 +340,8 @@ int run(const TrunkSettings& settings) {
     transport::install_stop_signals();
     // A file that may not grow further is a save that fails, not the end of this process.
     std::signal(SIGXFSZ, SIG_IGN);
-    const transport::Server::Options options = settings.service.server(msg::ServiceKind::trunk);
+    transport::Server::Options options = settings.service.server(msg::ServiceKind::trunk);
+    options.max_message_bytes = transport::max_frame_bytes(settings.max_step_rows);
     auto created = transport::Server::create(options);
     if (!created.has_value()) return transport::fail(created.error(), nullptr);
     transport::Server& server = **created;

@@ -159,6 +159,54 @@ TEST_CASE("frames that can be no message are refused by their size") {
     CHECK(says(refusal(longer), "8 bytes follow"));
 }
 
+TEST_CASE("a small message cannot be a large one, on its way in or out") {
+    // Refused before its fields are read: the limit of this text would be 4,096 bytes.
+    const msg::Bytes pong = build([](wire::Envelope::Builder root) {
+        root.getBody().initControl().initPong().setDetail(std::string(40000, 'x').c_str());
+    });
+    const Error error = refusal(pong);
+    CHECK(error.code == ErrorCode::invalid_argument);
+    CHECK(says(error, std::to_string(pong.size()) + " bytes is over the limit of 32768"));
+    msg::Step step;
+    step.rows.resize(200000);
+    std::uint64_t hint = 0;
+    const auto sent = msg::decode(msg::encode({0, 9, step}), hint);
+    REQUIRE(sent.has_value());
+    CHECK(hint == 9);
+    const auto& failure = std::get<msg::Failure>(sent->body);
+    CHECK(failure.error.code == ErrorCode::resource_exhausted);
+    CHECK(failure.error.message.find("Step") != std::string::npos);
+}
+
+TEST_CASE("the largest messages that their fields allow fit their limits") {
+    msg::Step step;
+    step.rows.resize(msg::kMaxStepRows);
+    msg::Prefetch prefetch;
+    prefetch.experts.resize(65536);
+    prefetch.ranks.resize(65536);
+    msg::Submit submit;
+    submit.input = msg::IdsInput{std::vector<std::uint32_t>(msg::kMaxTextBytes)};
+    submit.stop_strings.assign(16, std::string(65536, 's'));
+    submit.stop_ids.resize(4096);
+    msg::Statistics statistics;
+    statistics.counters.assign(4096, {std::string(200, 'c'), 1});
+    msg::Finished finished;
+    finished.stop_string = std::string(65536, 's');
+    const std::string text(4096, 'e');
+    for (const msg::Body& body :
+         {msg::Body(step), msg::Body(prefetch), msg::Body(submit), msg::Body(statistics),
+          msg::Body(finished), msg::Body(msg::Encode{std::string(msg::kMaxTextBytes, 't')}),
+          msg::Body(msg::Decode{std::vector<std::uint32_t>(msg::kMaxTextBytes), "", true, false}),
+          msg::Body(msg::SaveSession{1, std::string(200, 'n'),
+                                     std::vector<std::uint32_t>(msg::kMaxTextBytes)}),
+          msg::Body(msg::Failure{{ErrorCode::io, text, text}, std::string(200, 'n')})}) {
+        CAPTURE(msg::name_of(body));
+        const auto back = decode(msg::encode({0, 1, body}));
+        REQUIRE(back.has_value());
+        CHECK(back->body == body);
+    }
+}
+
 TEST_CASE("the protocol version decides before anything else is read") {
     auto of_version = [](std::uint16_t version) {
         return build([version](wire::Envelope::Builder root) { root.setVersion(version); });

@@ -118,6 +118,9 @@ Body read(wire::ExpertsMessage::Reader message, Checker& check);
 Body read(wire::SamplerMessage::Reader message, Checker& check);
 Body read(wire::GatewayMessage::Reader message, Checker& check);
 
+/// The most bytes that the frame of such a message may have; bounds.cc.
+std::size_t max_frame_bytes(wire::Envelope::Body::Reader body);
+
 // Parts that several conversations use.
 void write_failure(wire::Error::Builder out, const Failure& failure);
 Failure read_failure(wire::Error::Reader in, Checker& check);

@@ -16,6 +16,7 @@ namespace k3::msg {
 
 namespace {
 
+constexpr std::size_t kWordBytes = sizeof(capnp::word);
 constexpr std::size_t kMinFrameBytes = 16;  // an empty frame would read as an all-default message
 
 constexpr std::array<std::string_view, std::variant_size_v<BodyVariant>> kNames = {
@@ -46,7 +47,15 @@ Bytes serialised(capnp::MessageBuilder& builder) {
     return out;
 }
 
-/// Error if Cap'n Proto refuses to build it (a list of over half a billion elements).
+Error too_large(std::string message, std::size_t bytes, std::size_t limit, ErrorCode code) {
+    return {code,
+            std::move(message) + " of " + std::to_string(bytes) + " bytes is over the limit of " +
+                std::to_string(limit),
+            "send less at a time"};
+}
+
+/// Errors: resource_exhausted (larger than its kind may be), or if Cap'n Proto refuses to build it
+/// (a list of over half a billion elements).
 Result<Bytes> try_encode(const Envelope& envelope) {
     try {
         capnp::MallocMessageBuilder builder;
@@ -55,6 +64,11 @@ Result<Bytes> try_encode(const Envelope& envelope) {
         root.setRunId(envelope.run_id);
         root.setCallId(envelope.call_id);
         std::visit([&](const auto& body) { codec::write(root.getBody(), body); }, envelope.body);
+        const std::size_t limit = codec::max_frame_bytes(root.getBody().asReader());
+        const std::size_t bytes = capnp::computeSerializedSizeInWords(builder) * kWordBytes;
+        if (bytes > limit)
+            return too_large("a " + std::string(name_of(envelope.body)), bytes, limit,
+                             ErrorCode::resource_exhausted);
         return serialised(builder);
     } catch (const kj::Exception& problem) {
         return Error{ErrorCode::resource_exhausted,
@@ -104,6 +118,10 @@ Result<Envelope> decode_words(kj::ArrayPtr<const capnp::word> words, std::uint64
     auto root = reader.getRoot<wire::Envelope>();  // once: each call is charged again
     call_id_hint = root.getCallId();
     RETURN_IF_ERROR(check_version(root.getVersion()));
+    const std::size_t limit = codec::max_frame_bytes(root.getBody());
+    if (words.size() * kWordBytes > limit)
+        return too_large("a message of this kind", words.size() * kWordBytes, limit,
+                         ErrorCode::invalid_argument);
     if (reader.getEnd() != words.end())
         return malformed(std::to_string((words.end() - reader.getEnd()) * sizeof(capnp::word)) +
                          " bytes follow its end");
@@ -129,16 +147,9 @@ std::string_view name_of(const Body& body) noexcept { return kNames[body.index()
 
 Bytes encode(const Envelope& envelope) {
     Result<Bytes> bytes = try_encode(envelope);
-    if (bytes.has_value() && bytes->size() <= kMaxEnvelopeBytes) return std::move(bytes).value();
+    if (bytes.has_value()) return std::move(bytes).value();
     // The receiver would refuse it without knowing why, so it is told the reason instead.
-    Error error = bytes.has_value()
-                      ? Error{ErrorCode::resource_exhausted,
-                              "a " + std::string(name_of(envelope.body)) + " of " +
-                                  std::to_string(bytes->size()) + " bytes is over the limit of " +
-                                  std::to_string(kMaxEnvelopeBytes),
-                              "send less at a time"}
-                      : std::move(bytes).error();
-    Envelope refusal{envelope.run_id, envelope.call_id, Failure{std::move(error), ""}};
+    Envelope refusal{envelope.run_id, envelope.call_id, Failure{std::move(bytes).error(), ""}};
     return try_encode(refusal).value();
 }
 

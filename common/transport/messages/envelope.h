@@ -71,9 +71,11 @@ std::string_view name_of(const Body& body) noexcept;
 /// The envelope frame, ready to send.
 Bytes encode(const Envelope& envelope);
 
-/// Bounds of a decoded message; more is `invalid_argument` with the field, number and limit named.
+/// Bounds of every message, many kinds have smaller ones (bounds.cc); more is `invalid_argument`
+/// with the field, number and limit named.
 inline constexpr std::size_t kMaxEnvelopeBytes = std::size_t{64} << 20U;
 inline constexpr std::size_t kMaxTextBytes = std::size_t{8} << 20U;
+inline constexpr std::size_t kMaxTensorFrames = 4;  // no message has more than one tensor by now
 inline constexpr std::size_t kMaxStepRows = 65536;
 
 /// Errors: invalid_argument (not a message, a value out of bounds), incompatible (another protocol
