@@ -165,6 +165,8 @@ Result<CommandLine> complete_synth(const CLI::App* verb, SynthCommand synth) {
 }  // namespace
 
 Result<CommandLine> parse_command_line(int argc, const char* const* argv) {
+    if (argc == 2 && std::string_view(argv[1]) == "host-stage")
+        return CommandLine(HostStageCommand{});
     RawCommands raw;
     Verbs verbs = {};
     std::unique_ptr<CLI::App> app = declare_command_line(raw, &verbs);

@@ -118,12 +118,15 @@ struct KeysCommand {
     bool replace = false;
 };
 
+/// One stage for a launcher on another box; no verb for people.
+struct HostStageCommand {};
+
 /// Nothing left to do: help or the version has been printed.
 struct NothingCommand {};
 
-using CommandLine =
-    std::variant<NothingCommand, UpCommand, RunCommand, StatusCommand, DownCommand, PlanCommand,
-                 InitCommand, DoctorCommand, SynthCommand, PackCommand, VerifyCommand, KeysCommand>;
+using CommandLine = std::variant<NothingCommand, UpCommand, RunCommand, StatusCommand, DownCommand,
+                                 PlanCommand, InitCommand, DoctorCommand, SynthCommand, PackCommand,
+                                 VerifyCommand, KeysCommand, HostStageCommand>;
 
 /// Error: invalid_argument, with the nearest verb or flag where there is one.
 Result<CommandLine> parse_command_line(int argc, const char* const* argv);

@@ -7,6 +7,7 @@
 #include "common/base/memory.h"
 #include "launcher/commands.h"
 #include "launcher/doctor.h"
+#include "launcher/hosts.h"
 #include "launcher/pipeline_file.h"
 #include "launcher/plan_memory.h"
 #include "launcher/plan_model.h"
@@ -97,9 +98,11 @@ void advise(const model::Model& model, const AvailableMemory& available, Report&
 
 Status examine_file(const std::filesystem::path& file, const AvailableMemory& available,
                     Report& report) {
-    ASSIGN_OR_RETURN(const PipelineSpec spec, load_pipeline(file));
-    ASSIGN_OR_RETURN(const PipelinePlan plan,
+    ASSIGN_OR_RETURN(PipelineSpec spec, load_pipeline(file));
+    RETURN_IF_ERROR(resolve_addresses(&spec));
+    ASSIGN_OR_RETURN(const PipelinePlan whole,
                      make_plan(spec, run_base(spec.run_dir) / spec.name, 0));
+    const PipelinePlan plan = whole.on_this_box();
     Models models;
     for (const StagePlan& stage : plan.stages) {
         if (stage.model.empty() || models.contains(stage.model)) continue;

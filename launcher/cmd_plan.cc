@@ -10,6 +10,7 @@
 #include "common/model/tensor_names.h"
 #include "common/transport/endpoint.h"
 #include "launcher/commands.h"
+#include "launcher/hosts.h"
 #include "launcher/pipeline_file.h"
 #include "launcher/pipeline_keys.h"
 #include "launcher/plan_memory.h"
@@ -84,11 +85,15 @@ Status print_stages(const PipelinePlan& plan, const Models& models, const Machin
                        protection.empty() ? "" : "; ", protection);
             continue;
         }
-        ASSIGN_OR_RETURN(const std::string facts, facts_of(stage, plan, models, machine));
         std::vector<std::string> words;
         for (const auto& [name, value] : stage.env)
             words.push_back(fmt::format("{}={}", name, value));
         words.insert(words.end(), stage.argv.begin(), stage.argv.end());
+        if (!stage.host.empty()) {
+            fmt::print("\n# {}, on {}\n{}\n", stage.name, stage.host, shell_line(words));
+            continue;
+        }
+        ASSIGN_OR_RETURN(const std::string facts, facts_of(stage, plan, models, machine));
         fmt::print("\n# {}{}\n{}\n", stage.name, facts, shell_line(words));
     }
     return Status::ok();
@@ -125,6 +130,7 @@ Status print_plan(const PlanCommand& command) {
     ASSIGN_OR_RETURN(PipelineSpec spec, load_pipeline(config));
     if (!command.name.empty()) spec.name = command.name;
     std::filesystem::path base = run_base(command.run_dir.empty() ? spec.run_dir : command.run_dir);
+    RETURN_IF_ERROR(resolve_addresses(&spec));
     // Run id 0: a process started by hand belongs to no run.
     ASSIGN_OR_RETURN(const PipelinePlan plan, make_plan(spec, base / spec.name, 0));
     const MachineCores machine = machine_cores();
@@ -132,10 +138,11 @@ Status print_plan(const PlanCommand& command) {
     const Speed speed = command.memory_rate > 0
                             ? given_rate(command.memory_rate)
                             : measure_memory(machine.allowed.size(), kMemoryBytes, kMemorySeconds);
-    ASSIGN_OR_RETURN(const Models models, open_models(plan));
+    const PipelinePlan local = plan.on_this_box();
+    ASSIGN_OR_RETURN(const Models models, open_models(local));
     ASSIGN_OR_RETURN(const AvailableMemory available, available_memory());
     ASSIGN_OR_RETURN(const PipelineMemory memory,
-                     plan_memory(plan, models, machine, available.bytes));
+                     plan_memory(local, models, machine, available.bytes));
 
     fmt::print("pipeline '{}' of {}: {} to start, {} attached\n\n", plan.name, spec.file.string(),
                plan.n_owned(), plan.stages.size() - plan.n_owned());
@@ -143,6 +150,10 @@ Status print_plan(const PlanCommand& command) {
     RETURN_IF_ERROR(print_stages(plan, models, machine));
     for (const auto& [path, model] : models) fmt::print("\n{}", model_table(model));
     fmt::print("\n{}", memory_table(memory, available));
+    if (plan.has_remote()) {
+        fmt::print("  stages of other boxes are not counted: this is what the one at hand needs\n");
+        return Status::ok();
+    }
     if (models.size() == 1) print_time(command, models.begin()->second, memory, speed);
     return Status::ok();
 }

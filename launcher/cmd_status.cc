@@ -77,14 +77,17 @@ void print_stage(const StageRecord& stage, const std::optional<Live>& live) {
     const std::string waiting_for = live.has_value() ? live->pong.waiting_for : "";
     if (!waiting_for.empty()) state = "waiting";
     std::string who = stage.owned ? (stage.pid > 0 ? std::to_string(stage.pid) : "-") : "attached";
+    if (!stage.host.empty()) who = "ssh";
     std::string memory = "-";
     std::string queued = "-";
     if (live.has_value() && live->statistics.has_value()) {
         memory = format_bytes(live->statistics->resident_bytes);
         queued = std::to_string(live->statistics->queued);
     }
-    fmt::print("  {:<14} {:<12} {:>8} {:>8} {:>11} {:>6}  {}\n", stage.name, state, who,
-               stage.restarts, memory, queued, stage.endpoint);
+    fmt::print(
+        "  {:<14} {:<12} {:>8} {:>8} {:>11} {:>6}  {}\n", stage.name, state, who, stage.restarts,
+        memory, queued,
+        stage.host.empty() ? stage.endpoint : fmt::format("{} on {}", stage.endpoint, stage.host));
     if (!waiting_for.empty()) fmt::print("  {:<14} waits for {}\n", "", waiting_for);
 }
 
@@ -102,10 +105,10 @@ json to_json(const RunRecord& run) {
     json stages = json::array();
     const Keys keys = keys_of(run);
     for (const StageRecord& stage : run.stages) {
-        json item = {{"name", stage.name},         {"kind", stage.kind},
-                     {"state", stage.state},       {"pid", stage.pid},
-                     {"owned", stage.owned},       {"restarts", stage.restarts},
-                     {"endpoint", stage.endpoint}, {"answers", false}};
+        json item = {
+            {"name", stage.name},         {"kind", stage.kind},   {"state", stage.state},
+            {"pid", stage.pid},           {"owned", stage.owned}, {"restarts", stage.restarts},
+            {"endpoint", stage.endpoint}, {"host", stage.host},   {"answers", false}};
         if (auto live = ask(stage, keys)) {
             item["answers"] = true;
             item["state"] = std::string(msg::to_string(live->pong.state));

@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "common/transport/arena.h"
 #include "launcher/run_directory.h"
 
 namespace k3::launcher {
@@ -77,7 +78,10 @@ void detach(int pipe_fd, int lock_fd) {
         sleep_ms(20);
     kill_all(groups);
     for (int i = 0; i < 25 && any_alive(groups); ++i) sleep_ms(20);
-    remove_segments(options.run_id);
+    if (options.shared_run)
+        transport::sweep_dead_segments(options.run_id);
+    else
+        remove_segments(options.run_id);
     remove_run_directory(options.run_directory);
     ::_exit(0);
 }

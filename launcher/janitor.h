@@ -25,6 +25,7 @@ class Janitor {
         std::filesystem::path run_directory;
         std::uint64_t run_id = 0;
         std::int64_t patience_ms = 2000;  // for services to end by themselves
+        bool shared_run = false;  // others of the run live on here: only segments of the dead go
     };
     /// Forks. Must run while the process has one thread. Error: io.
     /// It keeps `lock_fd` (of the run directory) open, so the lock outlives us.

@@ -9,6 +9,7 @@
 
 #include "launcher/cli.h"
 #include "launcher/commands.h"
+#include "launcher/host_stage.h"
 
 namespace {
 
@@ -24,6 +25,9 @@ struct Dispatch {
     int operator()(const k3::launcher::SynthCommand& command) const { return synth(command); }
     int operator()(const k3::launcher::PackCommand& command) const {
         return pack_checkpoint(command);
+    }
+    int operator()(const k3::launcher::HostStageCommand&) const {
+        return k3::launcher::host_stage();
     }
     int operator()(const k3::launcher::VerifyCommand& command) const { return verify(command); }
     int operator()(const k3::launcher::KeysCommand& command) const { return keys(command); }

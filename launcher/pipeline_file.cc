@@ -26,9 +26,20 @@ constexpr std::array kKinds = {ServiceKind::tokenizer, ServiceKind::sampler, Ser
                                ServiceKind::trunk, ServiceKind::gateway};
 
 std::vector<std::string> pipeline_keys() {
-    return {"name",         "model",           "run_dir",         "keys",
-            "payload",      "log_level",       "start_timeout_s", "attach_timeout_ms",
-            "max_restarts", "restart_window_s"};
+    return {"name",
+            "model",
+            "run_dir",
+            "keys",
+            "payload",
+            "log_level",
+            "start_timeout_s",
+            "attach_timeout_ms",
+            "max_restarts",
+            "restart_window_s",
+            "insecure",
+            "ssh",
+            "address",
+            "port_base"};
 }
 
 /// Files that a service writes: two servers would take them from each other.
@@ -112,6 +123,75 @@ Result<std::vector<StageSpec>> read_kind(const fs::path& file, const toml::table
     return stages;
 }
 
+Status read_ssh(TomlTable& reader, const toml::table& table, std::vector<std::string>* ssh) {
+    std::string text = "ssh";
+    RETURN_IF_ERROR(reader.text("ssh", &text));
+    auto words = split_words(text);
+    if (words.has_value() && words->empty())
+        words = Error{ErrorCode::invalid_argument, "it is empty", "leave it out, or name a client"};
+    if (!words.has_value())
+        return reader.wrong(*table.get("ssh"),
+                            fmt::format("[pipeline] ssh: {}", words.error().message),
+                            words.error().remedy);
+    *ssh = *std::move(words);
+    return Status::ok();
+}
+
+Status read_host(const fs::path& file, const std::string& name, const toml::node& node,
+                 HostSpec* host) {
+    const auto* table = node.as_table();
+    host->name = name;
+    host->line = static_cast<std::uint32_t>(node.source().begin.line);
+    if (table == nullptr)
+        return Error{
+            ErrorCode::invalid_argument,
+            fmt::format("{}:{}: hosts.{} must be a table", file.string(), host->line, name),
+            fmt::format("write [hosts.\"{}\"]", name)};
+    TomlTable reader(file, *table, fmt::format("[hosts.\"{}\"]", name));
+    RETURN_IF_ERROR(reader.text("address", &host->address));
+    std::string model;
+    RETURN_IF_ERROR(reader.text("model", &model));
+    host->model = model;
+    RETURN_IF_ERROR(reader.text("binary", &host->binary));
+    // A bare name of a program is looked for in PATH there.
+    const bool bare = host->binary.find('/') == std::string::npos;
+    for (const auto& [key, path] : {std::pair<const char*, std::string>{"model", model},
+                                    {"binary", bare ? "" : host->binary}})
+        if (!path.empty() && path.front() != '/')
+            return reader.wrong(
+                *table->get(key),
+                fmt::format("{} {} = '{}' is not an absolute path", reader.heading(), key, path),
+                "write where it is on that box, from /");
+    const std::vector<std::string> known = {"address", "model", "binary"};
+    if (auto rest = reader.rest(); !rest.empty())
+        return reader.wrong(*rest.front().second,
+                            fmt::format("{} has no key '{}'", reader.heading(), rest.front().first),
+                            suggestion(rest.front().first, known,
+                                       fmt::format("known: {}", fmt::join(known, ", "))));
+    return Status::ok();
+}
+
+/// The tables, and what only stages name.
+Status read_hosts(const toml::table& root, PipelineSpec* spec) {
+    if (const toml::node* node = root.get("hosts"); node != nullptr) {
+        const auto* hosts = node->as_table();
+        if (hosts == nullptr)
+            return Error{ErrorCode::invalid_argument,
+                         fmt::format("{}:{}: hosts must be a table", spec->file.string(),
+                                     node->source().begin.line),
+                         "write [hosts.NAME] for each box"};
+        for (const auto& [key, value] : *hosts) {
+            HostSpec host;
+            RETURN_IF_ERROR(read_host(spec->file, std::string(key.str()), value, &host));
+            spec->hosts.push_back(std::move(host));
+        }
+    }
+    for (const StageSpec& stage : spec->stages)
+        if (!stage.host.empty() && spec->host_of(stage) == nullptr)
+            spec->hosts.push_back({.name = stage.host, .address = "", .model = "", .binary = ""});
+    return Status::ok();
+}
+
 Status read_pipeline_table(const toml::table& root, PipelineSpec* spec) {
     const toml::node* node = root.get("pipeline");
     const auto* table = node == nullptr ? nullptr : node->as_table();
@@ -136,6 +216,10 @@ Status read_pipeline_table(const toml::table& root, PipelineSpec* spec) {
     RETURN_IF_ERROR(reader.integer("attach_timeout_ms", 100, 3600000, &spec->attach_timeout_ms));
     RETURN_IF_ERROR(reader.integer("max_restarts", 0, 1000, &spec->max_restarts));
     RETURN_IF_ERROR(reader.integer("restart_window_s", 1, 86400, &spec->restart_window_s));
+    RETURN_IF_ERROR(reader.flag("insecure", &spec->insecure));
+    RETURN_IF_ERROR(read_ssh(reader, *table, &spec->ssh));
+    RETURN_IF_ERROR(reader.text("address", &spec->address));
+    RETURN_IF_ERROR(reader.integer("port_base", 1024, 65000, &spec->port_base));
     if (auto rest = reader.rest(); !rest.empty()) {
         return reader.wrong(*rest.front().second,
                             fmt::format("[pipeline] has no key '{}'", rest.front().first),
@@ -146,7 +230,7 @@ Status read_pipeline_table(const toml::table& root, PipelineSpec* spec) {
 }
 
 Status check_tables(const fs::path& file, const toml::table& root) {
-    std::vector<std::string> known = {"pipeline"};
+    std::vector<std::string> known = {"pipeline", "hosts"};
     for (ServiceKind kind : kKinds) known.emplace_back(to_string(kind));
     for (const auto& [key, node] : root) {
         std::string word(key.str());
@@ -186,6 +270,18 @@ std::vector<const StageSpec*> PipelineSpec::of_kind(ServiceKind kind) const {
     return found;
 }
 
+const HostSpec* PipelineSpec::host_of(const StageSpec& stage) const noexcept {
+    for (const HostSpec& host : hosts)
+        if (host.name == stage.host) return &host;
+    return nullptr;
+}
+
+bool PipelineSpec::has_remote() const noexcept {
+    return std::any_of(stages.begin(), stages.end(), [](const StageSpec& stage) {
+        return !stage.host.empty() && !stage.attached();
+    });
+}
+
 Result<PipelineSpec> parse_pipeline(std::string_view text, const fs::path& file) {
     toml::table root;
     try {
@@ -204,6 +300,7 @@ Result<PipelineSpec> parse_pipeline(std::string_view text, const fs::path& file)
         ASSIGN_OR_RETURN(std::vector<StageSpec> stages, read_kind(file, root, kind));
         std::move(stages.begin(), stages.end(), std::back_inserter(spec.stages));
     }
+    RETURN_IF_ERROR(read_hosts(root, &spec));
     RETURN_IF_ERROR(check_unique_names(spec));
     return spec;
 }

@@ -1,10 +1,11 @@
 #pragma once
 // The pipeline file: which stages a pipeline has, and what the launcher and the services are told.
 //
-// One TOML file describes one pipeline: [pipeline], and a table per stage. Some keys of a stage are
-// the launcher's own (binary, endpoint, wrap, listen, env, restart, terminal, name, count, model);
-// every other key is a setting of the service and is passed on as a flag, so a new setting of a
-// service needs no change here. docs/operating.md is the reference.
+// One TOML file describes one pipeline: [pipeline], a table per stage, and one for each other box
+// ([hosts.NAME]). Some keys of a stage are the launcher's own (binary, endpoint, wrap, listen, env,
+// restart, terminal, name, count, model, host); every other key is a setting of the service and is
+// passed on as a flag, so a new setting of a service needs no change here. docs/operating.md is the
+// reference.
 
 #include <cstdint>
 #include <filesystem>
@@ -34,7 +35,8 @@ struct StageSpec {
     std::string endpoint;           // not empty: a process that already runs, not ours
     std::vector<std::string> wrap;  // words in front of the command
     std::string listen;             // empty: a socket in the run directory
-    std::filesystem::path model;    // empty: the pipeline's
+    std::string host;               // a HostSpec's name; empty: the launcher's box
+    std::filesystem::path model;    // empty: its host's, or the pipeline's
     std::vector<std::pair<std::string, std::string>> env;
     RestartPolicy restart = RestartPolicy::on_failure;
     bool terminal = false;  // it gets the launcher's terminal (a debugger)
@@ -42,6 +44,15 @@ struct StageSpec {
 
     bool attached() const noexcept { return !endpoint.empty(); }
     const ServiceSetting* find(std::string_view setting) const noexcept;
+};
+
+/// Another box, reached over ssh.
+struct HostSpec {
+    std::string name;             // the ssh destination: "user@box", or an alias of ssh's settings
+    std::uint32_t line = 0;       // of its table; 0: only stages name it
+    std::string address;          // numeric; empty until resolve_addresses()
+    std::filesystem::path model;  // checkpoint directory there; empty: the pipeline's path
+    std::string binary;           // k3pipe there: a path or name; empty: ours is copied
 };
 
 struct PipelineSpec {
@@ -56,9 +67,17 @@ struct PipelineSpec {
     std::int64_t attach_timeout_ms = 2000;
     std::int64_t max_restarts = 5;  // of one stage within restart_window_s
     std::int64_t restart_window_s = 60;
+    bool insecure = false;                   // addresses beyond this box without keys
+    std::vector<std::string> ssh = {"ssh"};  // the client, and words of the user's own
+    std::string address;                     // of this box, as others reach it; numeric
+    std::int64_t port_base = 5800;           // stage i is given port_base + i, if it needs one
+    std::vector<HostSpec> hosts;             // every box that a table or a stage names
     std::vector<StageSpec> stages;  // tokenizer, sampler, experts, trunk in layer order, gateway
 
     std::vector<const StageSpec*> of_kind(msg::ServiceKind kind) const;
+    /// Null for the launcher's own box.
+    const HostSpec* host_of(const StageSpec& stage) const noexcept;
+    bool has_remote() const noexcept;  // some stage to be started on another box
 };
 
 /// Errors: not_found / io (file), invalid_argument (syntax, unknown table or key with the nearest

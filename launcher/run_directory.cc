@@ -86,6 +86,7 @@ json to_json(const RunRecord& record) {
         stages.push_back({{"kind", stage.kind},
                           {"name", stage.name},
                           {"endpoint", stage.endpoint},
+                          {"host", stage.host},
                           {"state", stage.state},
                           {"detail", stage.detail},
                           {"owned", stage.owned},
@@ -122,6 +123,7 @@ Result<RunRecord> read_record(const fs::path& file) {
             stage.kind = item.at("kind");
             stage.name = item.at("name");
             stage.endpoint = item.at("endpoint");
+            stage.host = item.at("host");
             stage.state = item.at("state");
             stage.detail = item.at("detail");
             stage.owned = item.at("owned");

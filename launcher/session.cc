@@ -9,6 +9,9 @@
 #include <random>
 
 #include "common/transport/arena.h"
+#include "launcher/host_setup.h"
+#include "launcher/hosts.h"
+#include "launcher/ssh_starter.h"
 #include "launcher/stage_plan.h"
 #include "launcher/words.h"
 
@@ -42,13 +45,19 @@ Status raise_file_limit() {
         "raise it (ulimit -n)"};
 }
 
-void set_session_directory(PipelineSpec& spec, const std::string& path) {
+Status set_session_directory(PipelineSpec& spec, const std::string& path) {
     for (StageSpec& stage : spec.stages) {
         if (stage.kind != msg::ServiceKind::trunk || stage.attached()) continue;
+        if (!stage.host.empty())
+            return Error{ErrorCode::unsupported,
+                         fmt::format("{} writes sessions where it runs, on {}, and not into {}",
+                                     stage.name, stage.host, path),
+                         "start the pipeline with k3pipe up, and name the session with --attach"};
         std::erase_if(stage.settings,
                       [](const ServiceSetting& s) { return s.name == "session_dir"; });
         stage.settings.push_back({"session_dir", {path}});
     }
+    return Status::ok();
 }
 
 }  // namespace
@@ -60,7 +69,9 @@ Result<std::unique_ptr<Session>> Session::open(const Options& options, const Eve
                      fmt::format("'{}' is not a legal pipeline name", options.name),
                      "use letters, digits, - and _, at most 40"};
     if (!options.name.empty()) spec.name = options.name;
-    if (!options.session_dir.empty()) set_session_directory(spec, options.session_dir.string());
+    if (!options.session_dir.empty())
+        RETURN_IF_ERROR(set_session_directory(spec, options.session_dir.string()));
+    RETURN_IF_ERROR(resolve_addresses(&spec));
     std::unique_ptr<Session> session(new Session());
     RETURN_IF_ERROR(session->open_parts(options, spec, events));
     return session;
@@ -95,9 +106,16 @@ Status Session::open_parts(const Options& options, const PipelineSpec& spec,
     record_.keys = plan.keys.string();
     record_.state = "starting";
     RETURN_IF_ERROR(directory_->write(record_));
+    HostSetup hosts = prepare_hosts(spec, plan, events, signals_.fd());
+    if (!hosts.faults.empty()) return combined(hosts.faults, events);
     ASSIGN_OR_RETURN(janitor_,
                      Janitor::start({directory_->path(), run_id_}, directory_->lock_fd()));
     ASSIGN_OR_RETURN(starter_, make_local_starter());
+    if (plan.has_remote())
+        starter_ = make_ssh_starter(std::move(starter_), {.ssh = spec.ssh,
+                                                          .host_stage = std::move(hosts.host_stage),
+                                                          .pipeline = name,
+                                                          .run_id = run_id_});
     announce(plan, events);
     SupervisorOptions supervise;
     supervise.start_timeout_ms = spec.start_timeout_s * 1000;

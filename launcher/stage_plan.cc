@@ -27,11 +27,44 @@ std::string flag_of(std::string name) {
     return "--" + name;
 }
 
-Result<std::string> endpoint_of(const PipelineSpec& spec, const StageSpec& stage,
-                                const fs::path& run_directory) {
-    std::string endpoint = stage.attached() ? stage.endpoint : stage.listen;
+/// Whether a process of another box connects to it: its callers (docs/protocol.md), or the
+/// launcher, who watches every stage and whose clients speak to the gateway.
+bool is_called_across_boxes(const PipelineSpec& spec, const StageSpec& stage) {
+    if (!stage.host.empty()) return true;
+    const ServiceKind caller =
+        stage.kind == ServiceKind::experts ? ServiceKind::trunk : ServiceKind::gateway;
+    return stage.kind != ServiceKind::gateway &&
+           std::any_of(spec.stages.begin(), spec.stages.end(), [caller](const StageSpec& other) {
+               return other.kind == caller && !other.host.empty();
+           });
+}
+
+std::string tcp_endpoint(const std::string& address, std::string_view port) {
+    return address.find(':') == std::string::npos ? fmt::format("tcp://{}:{}", address, port)
+                                                  : fmt::format("tcp://[{}]:{}", address, port);
+}
+
+std::string address_of(const PipelineSpec& spec, const StageSpec& stage) {
+    const HostSpec* host = spec.host_of(stage);
+    return host == nullptr ? spec.address : host->address;
+}
+
+/// What a stage binds.
+Result<std::string> listen_of(const PipelineSpec& spec, const StageSpec& stage, std::size_t place,
+                              const fs::path& run_directory) {
+    if (stage.attached()) return stage.endpoint;
+    const bool across = is_called_across_boxes(spec, stage);
+    if (across && stage.listen.empty())
+        return tcp_endpoint(address_of(spec, stage),
+                            std::to_string(static_cast<std::size_t>(spec.port_base) + place));
+    std::string endpoint = stage.listen;
     if (endpoint.empty()) endpoint = "ipc://" + (run_directory / (stage.name + ".sock")).string();
     if (!endpoint.starts_with("ipc://")) return endpoint;
+    if (across)
+        return Error{ErrorCode::invalid_argument,
+                     fmt::format("{}:{}: {} listens at {}, and a stage on another box calls it",
+                                 spec.file.string(), stage.line, stage.name, endpoint),
+                     "leave listen out, or write tcp://address:port"};
     std::string path = endpoint.substr(6);
     if (path.size() <= kMaxSocketPath) return endpoint;
     return Error{ErrorCode::invalid_argument,
@@ -40,14 +73,27 @@ Result<std::string> endpoint_of(const PipelineSpec& spec, const StageSpec& stage
                  "set XDG_RUNTIME_DIR or run_dir to a shorter folder"};
 }
 
+/// What others connect to, when the stage binds `listen`: a wildcard is no address to go to.
+Result<std::string> endpoint_of(const PipelineSpec& spec, const StageSpec& stage,
+                                const std::string& listen) {
+    ASSIGN_OR_RETURN(const transport::Endpoint parsed, transport::parse_endpoint(listen));
+    const bool wildcard = parsed.host == "*" || parsed.host == "0.0.0.0" || parsed.host == "::";
+    if (!wildcard || address_of(spec, stage).empty()) return listen;
+    return tcp_endpoint(address_of(spec, stage), parsed.port);
+}
+
 Result<fs::path> model_of(const PipelineSpec& spec, const StageSpec& stage) {
     if (!needs_model(stage.kind)) return fs::path();
-    fs::path model = stage.model.empty() ? spec.model : stage.model;
+    const HostSpec* host = spec.host_of(stage);
+    fs::path model = stage.model;
+    if (model.empty() && host != nullptr) model = host->model;
+    if (model.empty()) model = spec.model;
     if (model.empty())
         return Error{ErrorCode::invalid_argument,
                      fmt::format("{}: {} needs a checkpoint and none is named", spec.file.string(),
                                  stage.name),
                      "set model = \"DIRECTORY\" in [pipeline]"};
+    if (host != nullptr) return model;  // its box is asked before anything starts (host_check.h)
     std::error_code code;
     if (!fs::is_directory(model, code))
         return Error{ErrorCode::not_found,
@@ -56,6 +102,21 @@ Result<fs::path> model_of(const PipelineSpec& spec, const StageSpec& stage) {
                                  fs::exists(model, code) ? "is not a directory" : "does not exist"),
                      "correct model in the pipeline file (relative paths start at its folder)"};
     return model;
+}
+
+/// A checkpoint that this box can read the layers of: the pipeline's, or one of a stage that runs
+/// here.
+Result<fs::path> readable_model(const PipelineSpec& spec,
+                                const std::vector<const StageSpec*>& trunks) {
+    for (const StageSpec* stage : trunks)
+        if (stage->host.empty()) return model_of(spec, *stage);
+    std::error_code code;
+    if (fs::is_directory(spec.model, code)) return spec.model;
+    return Error{ErrorCode::invalid_argument,
+                 fmt::format("{}: all {} trunk stages are on other boxes, and this one has no "
+                             "checkpoint to count layers in",
+                             spec.file.string(), trunks.size()),
+                 "give layers = \"A-B\" to every trunk"};
 }
 
 /// "0-4" for stage i of n, or what the file says. Empty on a single stage: all layers.
@@ -74,7 +135,7 @@ Result<std::vector<std::string>> layer_ranges(const PipelineSpec& spec) {
                      fmt::format("{}: {} of {} trunk stages have no layers", spec.file.string(),
                                  owned - given, trunks.size()),
                      "give layers = \"A-B\" to every trunk started here, or to none"};
-    ASSIGN_OR_RETURN(fs::path model, model_of(spec, *trunks.front()));
+    ASSIGN_OR_RETURN(fs::path model, readable_model(spec, trunks));
     ASSIGN_OR_RETURN(model::ModelConfig config, model::load_config(model));
     std::size_t n = trunks.size();
     if (n > config.n_layers)
@@ -88,18 +149,19 @@ Result<std::vector<std::string>> layer_ranges(const PipelineSpec& spec) {
     return ranges;
 }
 
+/// Wrapper and program. Those of another box are looked for there.
 Result<std::vector<std::string>> command_head(const StageSpec& stage) {
-    std::vector<std::string> argv;
+    std::vector<std::string> argv = stage.wrap;
+    argv.push_back(stage.binary.empty() ? "k3-" + std::string(to_string(stage.kind))
+                                        : stage.binary);
+    if (!stage.host.empty()) return argv;
     if (!stage.wrap.empty()) {
         ASSIGN_OR_RETURN(fs::path wrapper,
                          find_program(stage.wrap.front(), "wrap of " + stage.name));
-        argv = stage.wrap;
         argv.front() = wrapper.string();
     }
-    std::string binary =
-        stage.binary.empty() ? "k3-" + std::string(to_string(stage.kind)) : stage.binary;
-    ASSIGN_OR_RETURN(fs::path program, find_program(binary, "binary of " + stage.name));
-    argv.push_back(program.string());
+    ASSIGN_OR_RETURN(fs::path program, find_program(argv.back(), "binary of " + stage.name));
+    argv.back() = program.string();
     return argv;
 }
 
@@ -119,9 +181,13 @@ class Planner {
 
     Status run() {
         ASSIGN_OR_RETURN(ranges_, layer_ranges(spec_));
-        for (const StageSpec& stage : spec_.stages) {
-            ASSIGN_OR_RETURN(std::string endpoint, endpoint_of(spec_, stage, plan_.run_directory));
+        for (std::size_t place = 0; place < spec_.stages.size(); ++place) {
+            const StageSpec& stage = spec_.stages[place];
+            ASSIGN_OR_RETURN(std::string listen,
+                             listen_of(spec_, stage, place, plan_.run_directory));
+            ASSIGN_OR_RETURN(std::string endpoint, endpoint_of(spec_, stage, listen));
             RETURN_IF_ERROR(check_endpoint_is_free(stage, endpoint));
+            listens_[stage.kind].push_back(std::move(listen));
             endpoints_[stage.kind].push_back(std::move(endpoint));
         }
         RETURN_IF_ERROR(find_keys());
@@ -166,7 +232,7 @@ class Planner {
         std::map<ServiceKind, std::size_t> next;
         for (const StageSpec& stage : spec_.stages) {
             const std::string& endpoint = endpoints_[stage.kind][next[stage.kind]++];
-            if (stage.attached() || stage.find("insecure") != nullptr) continue;
+            if (stage.attached() || spec_.insecure || stage.find("insecure") != nullptr) continue;
             ASSIGN_OR_RETURN(const transport::Endpoint parsed, transport::parse_endpoint(endpoint));
             if (parsed.is_local()) continue;
             return Error{ErrorCode::invalid_argument,
@@ -174,8 +240,8 @@ class Planner {
                                      "no keys ({} does not exist)",
                                      spec_.file.string(), stage.line, stage.name, endpoint,
                                      spec_.name, file.string()),
-                         "make them with `k3pipe keys -c FILE`, or set insecure = true for this "
-                         "stage if everyone in the network is trusted"};
+                         "make them with `k3pipe keys -c FILE`, or set insecure = true in "
+                         "[pipeline] if everyone in the network is trusted"};
         }
         return Status::ok();
     }
@@ -199,6 +265,8 @@ class Planner {
         plan->env = stage.env;
         plan->restart = stage.restart;
         plan->wrapped = !stage.wrap.empty();
+        plan->n_wrap = stage.wrap.size();
+        plan->host = stage.host;
         plan->terminal = stage.terminal;
         plan->settings = stage.settings;
         ASSIGN_OR_RETURN(plan->model, model_of(spec_, stage));
@@ -207,19 +275,25 @@ class Planner {
             argv.push_back(std::move(flag));
             argv.push_back(std::move(value));
         };
-        add("--listen", plan->endpoint);
+        const std::string& listen = listens_[stage.kind][index];
+        add("--listen", listen);
         add("--name", stage.name);
         add("--run-id", fmt::format("{:x}", plan_.run_id));
         if (stage.find("payload") == nullptr) add("--payload", spec_.payload);
         if (stage.find("log_level") == nullptr) add("--log-level", spec_.log_level);
         if (!plan->model.empty()) add("--model", plan->model.string());
+        if (spec_.insecure && plan_.keys.empty() && is_tcp(listen) &&
+            stage.find("insecure") == nullptr)
+            argv.emplace_back("--insecure");
         if (stage.kind == ServiceKind::trunk) {
             if (!ranges_[index].empty()) plan->settings.push_back({"layers", {ranges_[index]}});
             for (const std::string& experts : endpoints_[ServiceKind::experts])
                 add("--experts", experts);
             // Not to a stand-in: it need not know what a session directory is.
-            if (const fs::path sessions = default_session_directory();
-                stage.binary.empty() && stage.find("session_dir") == nullptr && !sessions.empty())
+            const fs::path sessions = default_session_directory();
+            const bool own = stage.binary.empty() && stage.find("session_dir") == nullptr;
+            plan->own_sessions = own && !stage.host.empty();
+            if (own && stage.host.empty() && !sessions.empty())
                 add("--session-dir", sessions.string());
         }
         if (stage.kind == ServiceKind::gateway) {
@@ -241,11 +315,23 @@ class Planner {
 
     const PipelineSpec& spec_;
     PipelinePlan& plan_;
+    std::map<ServiceKind, std::vector<std::string>> listens_;
     std::map<ServiceKind, std::vector<std::string>> endpoints_;
     std::vector<std::string> ranges_;
 };
 
 }  // namespace
+
+bool PipelinePlan::has_remote() const noexcept {
+    return std::any_of(stages.begin(), stages.end(),
+                       [](const StagePlan& stage) { return !stage.host.empty(); });
+}
+
+PipelinePlan PipelinePlan::on_this_box() const {
+    PipelinePlan local = *this;
+    std::erase_if(local.stages, [](const StagePlan& stage) { return !stage.host.empty(); });
+    return local;
+}
 
 const StagePlan& PipelinePlan::gateway() const noexcept { return stages.back(); }
 

@@ -19,9 +19,12 @@ struct StagePlan {
     std::string where;              // its table, "file:line"; empty if there is none
     std::string endpoint;           // where it answers
     bool owned = true;              // false: it runs already, only watched
-    std::vector<std::string> argv;  // wrapper included; argv[0] is an absolute path
+    std::vector<std::string> argv;  // wrapper included; argv[0] is an absolute path on this box
+    std::string host;               // where it is started over ssh; empty: this box
+    std::size_t n_wrap = 0;         // words of the wrapper in argv
+    bool own_sessions = false;      // its box knows where saved sessions lie there
     std::vector<std::pair<std::string, std::string>> env;
-    std::filesystem::path model;           // its checkpoint; empty for stages without one
+    std::filesystem::path model;  // its checkpoint, on its box; empty for stages without one
     std::vector<ServiceSetting> settings;  // as its flags say, defaults not included
     std::filesystem::path keys;            // key file in argv; empty: it needs none
     bool wrapped = false;
@@ -37,12 +40,18 @@ struct PipelinePlan {
     std::uint64_t run_id = 0;
     std::vector<StagePlan> stages;
 
+    bool has_remote() const noexcept;
+    /// Without the stages of other boxes, whose memory and files cannot be seen from here.
+    PipelinePlan on_this_box() const;
     const StagePlan& gateway() const noexcept;
     std::size_t n_owned() const noexcept;
 };
 
 /// Resolves programs, models, endpoints, layer ranges and the key file. Starts and creates nothing.
 /// Trunk tables without `layers` share the model's layers evenly, in the order of the file.
+/// A stage that another box has to reach binds tcp, at its own box's address and the port
+/// port_base + its place in the list; every other one a socket in the run directory. Addresses of
+/// boxes are there already (hosts.h).
 /// Errors: invalid_argument (a program is missing, a socket path is too long, no model is named,
 /// only some trunk stages have layers, other boxes can reach a stage that has neither keys nor
 /// `insecure`), and those of reading the model's config.

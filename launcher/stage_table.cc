@@ -108,6 +108,41 @@ bool is_terminal_tool(const std::vector<std::string>& wrap) {
     return program == "gdb" || program == "lldb" || program == "cgdb" || program == "rr";
 }
 
+/// What a stage of another box may have: no terminal, no file of this box.
+Status check_host(const TomlTable& reader, const toml::table& table, const StageSpec& stage) {
+    if (stage.host.empty()) return Status::ok();
+    const toml::node& at = *table.get("host");
+    if (stage.host.front() == '-' || stage.host.find_first_of(" \t\n") != std::string::npos)
+        return reader.wrong(
+            at, fmt::format("{} host = '{}' is no box", reader.heading(), stage.host),
+            "write what you would give to ssh: \"user@box\", or a name of its settings");
+    if (stage.terminal)
+        return reader.wrong(at,
+                            fmt::format("{} wants the terminal, and it is started on {}",
+                                        reader.heading(), stage.host),
+                            "start it there by hand, and give its endpoint here");
+    if (stage.listen.starts_with("ipc://"))
+        return reader.wrong(*table.get("listen"),
+                            fmt::format("{} listen = '{}' can only be reached on {} itself",
+                                        reader.heading(), stage.listen, stage.host),
+                            "leave listen out, or write tcp://address:port");
+    std::vector<std::string> keys(kPathSettings.begin(), kPathSettings.end());
+    keys.insert(keys.end(), {"model", "session_dir"});
+    if (stage.binary.find('/') != std::string::npos) keys.emplace_back("binary");
+    if (!stage.wrap.empty() && stage.wrap.front().find('/') != std::string::npos)
+        keys.emplace_back("wrap");
+    for (const std::string& key : keys) {
+        const toml::node* node = table.get(key);
+        const auto* text = node == nullptr ? nullptr : node->as_string();
+        if (text == nullptr || text->get().empty() || text->get().front() == '/') continue;
+        return reader.wrong(*node,
+                            fmt::format("{} {} = '{}' is a path on {} and not an absolute one",
+                                        reader.heading(), key, text->get(), stage.host),
+                            "write where it is on that box, from /");
+    }
+    return Status::ok();
+}
+
 }  // namespace
 
 Status read_stage(const fs::path& file, const toml::table& table, ServiceKind kind,
@@ -129,6 +164,7 @@ Status read_stage(const fs::path& file, const toml::table& table, ServiceKind ki
     RETURN_IF_ERROR(reader.text("listen", &stage->listen));
     RETURN_IF_ERROR(check_endpoint(reader, table, "listen", stage->listen));
     RETURN_IF_ERROR(reader.path("model", &stage->model));
+    RETURN_IF_ERROR(reader.text("host", &stage->host));
     std::string wrap;
     RETURN_IF_ERROR(reader.text("wrap", &wrap));
     auto words = split_words(wrap);
@@ -158,9 +194,11 @@ Status read_stage(const fs::path& file, const toml::table& table, ServiceKind ki
         if (setting.name == "session_dir")
             for (std::string& path : setting.values)
                 if (!path.empty()) path = reader.resolve(path).string();
-    bool owned_key = !stage->binary.empty() || !stage->wrap.empty() || !stage->listen.empty() ||
-                     !stage->env.empty() || *count != 1 || !stage->settings.empty() ||
-                     table.contains("restart") || table.contains("terminal");
+    RETURN_IF_ERROR(check_host(reader, table, *stage));
+    bool owned_key = !stage->binary.empty() || !stage->host.empty() || !stage->wrap.empty() ||
+                     !stage->listen.empty() || !stage->env.empty() || *count != 1 ||
+                     !stage->settings.empty() || table.contains("restart") ||
+                     table.contains("terminal");
     if (stage->attached() && owned_key)
         return reader.wrong(
             *table.get("endpoint"),

@@ -1,6 +1,6 @@
 #pragma once
 // Starting, signalling and reaping one process. Behind an interface, because a stage of another box
-// is started over ssh or by a cluster manager: those come as further starters.
+// is started over ssh (ssh_starter.h) and may one day be by a cluster manager.
 
 #include <sys/types.h>
 
@@ -17,9 +17,12 @@ namespace k3::launcher {
 
 struct Command {
     std::string name;                                      // of the stage, for errors
-    std::vector<std::string> argv;                         // argv[0] is a path
+    std::vector<std::string> argv;                         // argv[0] is a path, if it runs here
     std::vector<std::pair<std::string, std::string>> env;  // on top of ours
-    bool terminal = false;  // it gets our terminal instead of /dev/null and a pipe
+    bool terminal = false;      // it gets our terminal instead of /dev/null and a pipe
+    std::string host;           // ssh destination; empty: this box
+    std::size_t n_wrap = 0;     // words of argv in front of the program, for another box
+    bool own_sessions = false;  // it is told where sessions are kept on its box
 };
 
 /// How a process ended.
@@ -56,7 +59,8 @@ class ProcessStarter {
 /// Children of this process, in our environment and the command's, with the variables of
 /// common/kernels/idle_threads.h unless either says how idle compute threads should wait. All of
 /// them inherit one lifeline: the reading end of a pipe that only we write, passed as
-/// `--lifeline-fd N`; its end of file tells them that we died. Error: io.
+/// `--lifeline-fd N`; its end of file tells them that we died. What a command says for another box
+/// is ignored. Error: io.
 Result<std::unique_ptr<ProcessStarter>> make_local_starter();
 
 }  // namespace k3::launcher

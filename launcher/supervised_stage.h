@@ -55,6 +55,7 @@ class SupervisedStage {
     std::string detail;               // what is being loaded
     std::string waiting_for;          // services without which it cannot compute, though ready
     Clock::time_point launched_at;
+    Clock::time_point ended_at;     // of the process before the present one
     Clock::time_point progress_at;  // start, or the last progress
     Clock::time_point answered_at;
     Clock::time_point shown_at;    // last progress line

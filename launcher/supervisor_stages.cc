@@ -25,6 +25,8 @@ constexpr const char* kOutOfMemory =
     "weights_bytes)";
 constexpr std::int64_t kProgressLineMs = 1000;
 constexpr std::int64_t kTakenProbeMs = 200;  // an address that does not react is not taken
+constexpr std::int64_t kCedeMs = 12000;      // for a stage of another box to notice its end
+constexpr std::int64_t kCedePollMs = 500;
 
 }  // namespace
 
@@ -41,6 +43,14 @@ void Supervisor::Loop::launch(SupervisedStage& stage) {
     // the place answers in its name.
     if (probe_endpoint(stage.plan.endpoint, kTakenProbeMs).finding ==
         EndpointProbe::Finding::listening) {
+        // The far end of a broken connection notices it by itself, and needs its time.
+        if (!stage.plan.host.empty() && stage.n_restarts > 0 &&
+            now_ - stage.ended_at < milliseconds(kCedeMs)) {
+            stage.next_start = now_ + milliseconds(kCedePollMs);
+            stage.restarts.pop_back();  // this was none
+            --stage.n_restarts;
+            return;
+        }
         fail(stage, Error{ErrorCode::resource_exhausted,
                           fmt::format("{}, the endpoint of {}, is taken by another process",
                                       stage.plan.endpoint, stage.plan.name),
@@ -49,8 +59,13 @@ void Supervisor::Loop::launch(SupervisedStage& stage) {
     }
     // Again, for the members of a wrapper's group that were still dying at the last time.
     if (stage.n_restarts > 0) transport::sweep_dead_segments(plan_.run_id);
-    auto process =
-        starter_.start({stage.plan.name, stage.plan.argv, stage.plan.env, stage.plan.terminal});
+    auto process = starter_.start({.name = stage.plan.name,
+                                   .argv = stage.plan.argv,
+                                   .env = stage.plan.env,
+                                   .terminal = stage.plan.terminal,
+                                   .host = stage.plan.host,
+                                   .n_wrap = stage.plan.n_wrap,
+                                   .own_sessions = stage.plan.own_sessions});
     if (!process.has_value()) {
         fail(stage, std::move(process).error());
         return;
@@ -59,9 +74,10 @@ void Supervisor::Loop::launch(SupervisedStage& stage) {
     stage.begin_process(*std::move(process), now_);
     stage.apply(StageEvent::launched);
     stage.watcher->hurry();
-    events_.normal(
-        fmt::format("{} started (pid {}{})", stage.plan.name, stage.process.pid,
-                    stage.plan.wrapped ? ", wrapped in " + stage.plan.argv.front() : ""));
+    events_.normal(fmt::format(
+        "{} started ({}pid {}{})", stage.plan.name,
+        stage.plan.host.empty() ? "" : fmt::format("on {}, ssh ", stage.plan.host),
+        stage.process.pid, stage.plan.wrapped ? ", wrapped in " + stage.plan.argv.front() : ""));
 }
 
 void Supervisor::Loop::launch_gateway_if_others_are_ready() {
@@ -157,6 +173,7 @@ void Supervisor::Loop::exited(SupervisedStage& stage, const Ending& ending) {
     stage.finish_output(events_, options_.forward_errors && !stop_.begun(),
                         ending.signalled && !stop_.begun());
     stage.dead_instance = stage.instance;
+    stage.ended_at = now_;
     transport::sweep_dead_segments(plan_.run_id);  // one that was killed could not remove its own
     stage.fingerprint.clear();
     if (stage.plan.terminal) return_terminal();

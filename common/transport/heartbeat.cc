@@ -11,6 +11,7 @@
 #include <cstring>
 #include <utility>
 
+#include "common/transport/curve_keys.h"
 #include "common/transport/messages/envelope.h"
 
 namespace k3::transport {

@@ -39,7 +39,10 @@ std::string segment_file(std::uint64_t run_id) {
     auto directory = RunDirectory::acquire(base, "a");
     auto janitor = Janitor::start({(*directory)->path(), run_id, 200}, (*directory)->lock_fd());
     auto starter = make_local_starter();
-    auto child = (*starter)->start({"deaf", {"/bin/sh", "-c", "sleep 60"}, {}, false});
+    Command deaf;
+    deaf.name = "deaf";
+    deaf.argv = {"/bin/sh", "-c", "sleep 60"};
+    auto child = (*starter)->start(deaf);
     (*starter)->signal(*child, SIGSTOP);  // hears no SIGTERM and sees no lifeline
     (*janitor)->watch(child->pid);
     std::ofstream((*directory)->path() / "trunk.sock") << "";

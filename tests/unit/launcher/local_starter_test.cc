@@ -60,15 +60,20 @@ std::string output_until(const Process& process, const std::string& word) {
     return text;
 }
 
+Command shell(const std::string& script) {
+    Command command;
+    command.name = "sh";
+    command.argv = {"/bin/sh", "-c", script};
+    return command;
+}
+
 /// What a child with this environment sees: "<OMP_WAIT_POLICY> <GOMP_SPINCOUNT> <COLOUR>".
 std::string seen_by_child(std::vector<std::pair<std::string, std::string>> env) {
     auto starter = make_local_starter();
     REQUIRE(starter.has_value());
-    auto process = (*starter)->start(
-        {"sh",
-         {"/bin/sh", "-c", "printf %s \"${OMP_WAIT_POLICY--} ${GOMP_SPINCOUNT--} ${COLOUR--}\""},
-         std::move(env),
-         false});
+    Command command = shell("printf %s \"${OMP_WAIT_POLICY--} ${GOMP_SPINCOUNT--} ${COLOUR--}\"");
+    command.env = std::move(env);
+    auto process = (*starter)->start(command);
     REQUIRE(process.has_value());
     std::string seen = output_until(*process, "");
     REQUIRE(is_readable(process->exited));
@@ -84,12 +89,8 @@ class Listener {
         REQUIRE(starter.has_value());
         starter_ = *std::move(starter);
         auto process =
-            starter_->start({"sh",
-                             {"/bin/sh", "-c",
-                              "trap 'echo continued' CONT; trap 'echo ended; exit 0' TERM; "
-                              "sleep 1000 & echo up; while :; do wait; done"},
-                             {},
-                             false});
+            starter_->start(shell("trap 'echo continued' CONT; trap 'echo ended; exit 0' TERM; "
+                                  "sleep 1000 & echo up; while :; do wait; done"));
         REQUIRE(process.has_value());
         process_ = *std::move(process);
         said_ = output_until(process_, "up\n");

@@ -21,6 +21,13 @@ using Bench = test::SupervisorBench;
 
 namespace {
 
+Command command(const std::string& name, const std::vector<std::string>& argv) {
+    Command made;
+    made.name = name;
+    made.argv = argv;
+    return made;
+}
+
 /// Somebody who accepts connections (the kernel does) and never says a word.
 Fd listening_socket(const fs::path& path) {
     Fd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -63,7 +70,7 @@ TEST_CASE("an attached endpoint is watched, not owned") {
         bench.start();
         auto starter = make_local_starter();
         REQUIRE(starter.has_value());
-        auto process = (*starter)->start({"trunk", trunk.argv, {}, false});
+        auto process = (*starter)->start(command("trunk", trunk.argv));
         REQUIRE(process.has_value());
         CHECK(bench.supervisor().wait_ready().has_value());
         (*starter)->signal(*process, SIGTERM);
@@ -72,7 +79,7 @@ TEST_CASE("an attached endpoint is watched, not owned") {
     SUBCASE("it outlives the pipeline") {
         auto starter = make_local_starter();
         REQUIRE(starter.has_value());
-        auto process = (*starter)->start({"trunk", trunk.argv, {}, false});
+        auto process = (*starter)->start(command("trunk", trunk.argv));
         REQUIRE(process.has_value());
         REQUIRE(bench.wait_for([&] { return fs::exists(bench.file("trunk.sock")); }));
         trunk.owned = false;
@@ -89,7 +96,7 @@ TEST_CASE("an attached endpoint is watched, not owned") {
         REQUIRE(starter.has_value());
         std::vector<std::string> argv = trunk.argv;
         argv.back() = "sampler";
-        auto process = (*starter)->start({"sampler", argv, {}, false});
+        auto process = (*starter)->start(command("sampler", argv));
         REQUIRE(process.has_value());
         REQUIRE(bench.wait_for([&] { return fs::exists(bench.file("trunk.sock")); }));
         trunk.owned = false;

@@ -1,0 +1,62 @@
+#pragma once
+// What a launcher and `k3pipe host-stage` say to each other over one ssh connection.
+//
+//   launcher -> box   "k3pipe-stage 1 <bytes>\n", then so many bytes: a StageDescription as JSON.
+//                     After it lines, the only ones there are:
+//                       "pulse\n"         every kPulseMs: the launcher and the link are alive
+//                       "signal <n>\n"    to the group of the service
+//                       "resume\n"        to those of the group that are stopped
+//   box -> launcher   what the service writes, as it is
+//   exit status       how the service ended, see relayed_code()
+//
+// The end of the first stream, and kSilenceMs without a line, mean that the launcher is gone: the
+// box then stops the service and removes what it left. ssh's own keep-alive (ssh_command.cc) ends
+// the other side of a dead link a little later, so that a restart finds the place free.
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "common/base/result.h"
+#include "launcher/starter.h"
+
+namespace k3::launcher {
+
+inline constexpr int kHostProtocolVersion = 1;
+/// Of a description and its head: a pipe takes it at once, so that no reader is waited for.
+inline constexpr std::size_t kMaxDescriptionBytes = 60000;
+inline constexpr std::size_t kMaxControlLine = 64;
+inline constexpr std::int64_t kPulseMs = 1000;
+inline constexpr std::int64_t kSilenceMs = 6000;
+
+/// One service, as its box is told.
+struct StageDescription {
+    std::string pipeline;
+    std::string stage;
+    std::uint64_t run_id = 0;
+    std::vector<std::string> argv;  // programs are looked for on the box
+    std::size_t n_wrap = 0;         // words of argv in front of the service's program
+    std::vector<std::pair<std::string, std::string>> env;
+    bool own_sessions = false;  // add --session-dir with the box's default
+};
+
+/// Head and body. Error: invalid_argument (over kMaxDescriptionBytes).
+Result<std::string> encode_description(const StageDescription& description);
+
+/// The size in a head, without its newline.
+/// Errors: incompatible (another version), corrupt (no head, or over the bound).
+Result<std::size_t> parse_head(std::string_view head);
+/// Error: corrupt (not such a JSON, or without a program).
+Result<StageDescription> parse_description(std::string_view body);
+
+/// The exit status that stands for an ending: 0 to 127 an exit code, 128 + n signal n. Codes from
+/// 128 on, which no service of ours has, become 127.
+int relayed_code(const Ending& ending) noexcept;
+/// The inverse. 255 is ssh's own: the connection failed, or ended before the service did.
+Ending relayed_ending(int code) noexcept;
+inline constexpr int kSshFailed = 255;
+
+}  // namespace k3::launcher

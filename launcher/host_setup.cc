@@ -1,0 +1,341 @@
+#include "launcher/host_setup.h"
+
+#include <fmt/format.h>
+#include <sys/utsname.h>
+
+#include <algorithm>
+#include <fstream>
+#include <iterator>
+#include <set>
+#include <span>
+#include <string_view>
+#include <thread>
+#include <utility>
+
+#include "common/pack/format.h"
+#include "launcher/digest_job.h"
+#include "launcher/endpoint_probe.h"
+#include "launcher/host_protocol.h"
+#include "launcher/paths.h"
+#include "launcher/run_program.h"
+#include "launcher/ssh_command.h"
+#include "launcher/words.h"
+
+namespace k3::launcher {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr std::int64_t kCheckMs = 20000;
+constexpr std::int64_t kShipMs = 1800000;  // 150 MB over 1 Mbit/s
+constexpr std::int64_t kPortProbeMs = 500;
+constexpr std::size_t kShownLibraries = 5;
+constexpr std::string_view kMark = "k3pipe: ";  // in front of each line that is ours
+
+/// Programs of this build that a box needs, as they travel.
+struct Shipment {
+    struct File {
+        std::string name;
+        fs::path path;
+        std::uintmax_t bytes = 0;
+        std::string sha256;
+    };
+    std::vector<File> files;  // by name
+    std::string folder;       // below the cache of the box
+    std::uintmax_t bytes = 0;
+};
+
+Result<std::string> sha256_of(const fs::path& path, std::uintmax_t bytes) {
+    DigestJob job;
+    job.kind = DigestKind::sha256;
+    job.files = {path};
+    job.n_threads = 1;
+    add_parts(job.parts, 0, bytes, bytes);
+    ASSIGN_OR_RETURN(Digests digests, run_digests(job, [](auto, auto) { return true; }));
+    if (digests.parts.front().error.has_value()) return *std::move(digests.parts.front().error);
+    return std::move(digests.parts.front().hex);
+}
+
+/// `programs`: "k3pipe", "k3-experts". The folder's name is a digest of names and contents.
+Result<Shipment> make_shipment(const std::set<std::string>& programs) {
+    Shipment shipment;
+    std::string sums;
+    for (const std::string& name : programs) {
+        fs::path path = "/proc/self/exe";
+        if (name != "k3pipe") {
+            ASSIGN_OR_RETURN(path, find_program(name, "program to copy"));
+        }
+        std::error_code code;
+        const std::uintmax_t bytes = fs::file_size(path, code);
+        if (code)
+            return Error{ErrorCode::io,
+                         fmt::format("cannot read {}: {}", path.string(), code.message()),
+                         "build or install it again"};
+        ASSIGN_OR_RETURN(std::string sha256, sha256_of(path, bytes));
+        sums += name + sha256;
+        shipment.bytes += bytes;
+        shipment.files.push_back({name, std::move(path), bytes, std::move(sha256)});
+    }
+    shipment.folder = "build-" + xxh3_hex(pack::format::hash(std::as_bytes(std::span(sums))));
+    return shipment;
+}
+
+Result<std::string> contents_of(const Shipment& shipment) {
+    std::string bytes;
+    bytes.reserve(shipment.bytes);
+    for (const Shipment::File& file : shipment.files) {
+        std::ifstream stream(file.path, std::ios::binary);
+        bytes.append(std::istreambuf_iterator<char>(stream), {});
+        if (!stream)
+            return Error{ErrorCode::io, fmt::format("cannot read {}", file.path.string()),
+                         "build or install it again"};
+    }
+    return bytes;
+}
+
+constexpr std::string_view kCacheFolder = "c=\"${XDG_CACHE_HOME:-$HOME/.cache}/k3pipe\"\n";
+
+/// Receives the programs on standard input. They get their place only when all are right, so a
+/// connection that breaks leaves nothing; copies that nobody has used for a month go.
+std::string ship_script(const Shipment& shipment) {
+    std::string script = fmt::format(
+        "set -e\numask 077\n{}mkdir -p \"$c\"\nfind \"$c\" -mindepth 1 -maxdepth 1 -type d "
+        "-name 'build-*' -mtime +30 -exec rm -rf {{}} +\nt=$(mktemp -d \"$c/.new-XXXXXX\")\n"
+        "trap 'rm -rf \"$t\"' EXIT\ntrap 'exit 1' HUP TERM INT\ncd \"$t\"\n",
+        kCacheFolder);
+    std::string sums;
+    for (const Shipment::File& file : shipment.files) {
+        script += fmt::format("head -c {} > {}\n", file.bytes, file.name);
+        sums += fmt::format("{}  {}\n", file.sha256, file.name);
+    }
+    script += fmt::format("sha256sum -c --quiet <<'END'\n{}END\nchmod 755 k3*\n", sums);
+    script += fmt::format("mv -T \"$t\" \"$c/{0}\" 2>/dev/null || test -x \"$c/{0}/k3pipe\"\n",
+                          shipment.folder);
+    return script;
+}
+
+/// Sets p, the k3pipe of the box.
+std::string program_script(const HostSpec& host, const Shipment& shipment) {
+    if (host.binary.empty())
+        return fmt::format("{}p=\"$c/{}/k3pipe\"\n", kCacheFolder, shipment.folder);
+    return fmt::format("p=$(command -v {} || true)\n", shell_line({host.binary}));
+}
+
+std::string check_script(const HostSpec& host, const Shipment& shipment,
+                         const std::set<std::string>& models) {
+    std::string script = program_script(host, shipment);
+    script += fmt::format("echo \"{}machine $(uname -m)\"\n", kMark);
+    for (const std::string& model : models) {
+        const std::string config = shell_line({model + "/config.json"});
+        script += fmt::format("test -r {} || echo {}\n", config,
+                              shell_line({fmt::format("{}no-model {}", kMark, model)}));
+    }
+    script += fmt::format(
+        "test -x \"$p\" || exit 0\necho '{0}program'\nd=$(dirname \"$p\")\ntouch \"$d\" "
+        "2>/dev/null\nldd \"$d\"/k3* \"$p\" 2>&1 | grep 'not found' | sort -u | sed "
+        "'s/^/{0}library "
+        "/'\nexit 0\n",
+        kMark);
+    return script;
+}
+
+/// One box, on a thread of its own.
+class HostTask {
+  public:
+    HostTask(const PipelineSpec& spec, const HostSpec& host, const PipelinePlan& plan,
+             const EventLog& events, int stop_fd)
+        : spec_(spec), host_(host), events_(events), stop_fd_(stop_fd) {
+        for (const StagePlan& stage : plan.stages) {
+            if (stage.host != host.name) continue;
+            if (!stage.model.empty()) models_.insert(stage.model.string());
+            const std::string& program = stage.argv.at(stage.n_wrap);
+            if (program.find('/') == std::string::npos) programs_.insert(program);
+            endpoints_.emplace_back(stage.name, stage.endpoint);
+        }
+    }
+
+    void run() {
+        if (Status done = prepare(); !done.has_value()) faults_.push_back(std::move(done).error());
+    }
+
+    std::string host_stage() const {
+        return program_script(host_, shipment_) + "exec \"$p\" host-stage";
+    }
+    const std::string& name() const noexcept { return host_.name; }
+    std::vector<Error>& faults() noexcept { return faults_; }
+
+  private:
+    Result<std::string> ssh(const std::string& script, std::string_view input, std::int64_t ms) {
+        ASSIGN_OR_RETURN(ProgramRun run, run_program(ssh_command(spec_.ssh, host_.name, script),
+                                                     input, Deadline::after_ms(ms), stop_fd_));
+        if (run.timed_out)
+            return Error{ErrorCode::deadline_exceeded,
+                         fmt::format("host {} did not answer within {} s", host_.name, ms / 1000),
+                         fmt::format("try `ssh {}`", host_.name)};
+        if (run.ending.exit_code() == kSshFailed) return ssh_fault(host_.name, run.output);
+        if (run.ending.exit_code() != 0)
+            return Error{ErrorCode::io,
+                         fmt::format("host {}: {} ({})", host_.name, last_line(run.output),
+                                     run.ending.text()),
+                         "correct this on that box"};
+        return std::move(run.output);
+    }
+
+    Result<HostReport> check() {
+        ASSIGN_OR_RETURN(const std::string output,
+                         ssh(check_script(host_, shipment_, models_), "", kCheckMs));
+        return parse_report(output);
+    }
+
+    Status prepare() {
+        if (host_.binary.empty()) {
+            programs_.insert("k3pipe");
+            ASSIGN_OR_RETURN(shipment_, make_shipment(programs_));
+        }
+        ASSIGN_OR_RETURN(HostReport report, check());
+        for (const std::string& model : report.no_models)
+            faults_.push_back(
+                {ErrorCode::not_found,
+                 fmt::format("host {}: {} has no config.json that can be read", host_.name, model),
+                 fmt::format("copy the checkpoint there, or set model in "
+                             "[hosts.\"{}\"] to where it is",
+                             host_.name)});
+        check_ports();
+        if (!report.has_program) {
+            RETURN_IF_ERROR(ship(report));
+            ASSIGN_OR_RETURN(report, check());
+        }
+        if (report.libraries.empty()) return Status::ok();
+        report.libraries.resize(std::min(report.libraries.size(), kShownLibraries));
+        return Error{ErrorCode::incompatible,
+                     fmt::format("host {} lacks what our programs need: {}", host_.name,
+                                 fmt::join(report.libraries, ", ")),
+                     "install the packages of these libraries there, or a k3pipe of its own that "
+                     "binary in [hosts] names"};
+    }
+
+    /// A connection from here is what its callers will make: what it meets now is another's.
+    void check_ports() {
+        for (const auto& [stage, endpoint] : endpoints_)
+            if (probe_endpoint(endpoint, kPortProbeMs).finding == EndpointProbe::Finding::listening)
+                faults_.push_back({ErrorCode::resource_exhausted,
+                                   fmt::format("host {}: {}, the endpoint of {}, is taken by "
+                                               "another process",
+                                               host_.name, endpoint, stage),
+                                   "stop that process, or set port_base in [pipeline]"});
+    }
+
+    Status ship(const HostReport& report) {
+        if (!host_.binary.empty())
+            return Error{ErrorCode::not_found,
+                         fmt::format("host {} has no program {}", host_.name, host_.binary),
+                         "correct binary in [hosts], or leave it out: ours is copied then"};
+        utsname here = {};
+        ::uname(&here);
+        if (report.machine != here.machine)
+            return Error{ErrorCode::incompatible,
+                         fmt::format("host {} is {}, and this build is for {}", host_.name,
+                                     report.machine, here.machine),
+                         "install k3pipe there, and name it with binary in [hosts]"};
+        events_.important(fmt::format("copying {} programs, {} MB, to {}", shipment_.files.size(),
+                                      shipment_.bytes / 1000000, host_.name));
+        ASSIGN_OR_RETURN(const std::string bytes, contents_of(shipment_));
+        ASSIGN_OR_RETURN([[maybe_unused]] const std::string said,
+                         ssh(ship_script(shipment_), bytes, kShipMs));
+        return Status::ok();
+    }
+
+    static std::string last_line(std::string_view text) {
+        while (text.ends_with('\n') || text.ends_with('\r')) text.remove_suffix(1);
+        return std::string(text.substr(text.rfind('\n') + 1));
+    }
+
+    const PipelineSpec& spec_;
+    const HostSpec& host_;
+    const EventLog& events_;
+    const int stop_fd_;
+    std::set<std::string> models_;
+    std::set<std::string> programs_;
+    std::vector<std::pair<std::string, std::string>> endpoints_;  // stage and where it answers
+    Shipment shipment_;
+    std::vector<Error> faults_;
+};
+
+}  // namespace
+
+HostSetup prepare_hosts(const PipelineSpec& spec, const PipelinePlan& plan, const EventLog& events,
+                        int stop_fd) {
+    std::vector<HostTask> tasks;
+    for (const HostSpec& host : spec.hosts)
+        if (std::any_of(plan.stages.begin(), plan.stages.end(),
+                        [&host](const StagePlan& stage) { return stage.host == host.name; }))
+            tasks.emplace_back(spec, host, plan, events, stop_fd);
+    std::vector<std::thread> threads;
+    for (HostTask& task : tasks) threads.emplace_back([&task] { task.run(); });
+    for (std::thread& thread : threads) thread.join();
+    HostSetup setup;
+    for (HostTask& task : tasks) {
+        setup.host_stage[task.name()] = task.host_stage();
+        std::move(task.faults().begin(), task.faults().end(), std::back_inserter(setup.faults));
+    }
+    return setup;
+}
+
+Error combined(const std::vector<Error>& faults, const EventLog& events) {
+    for (const Error& fault : faults)
+        if (faults.size() == 1 || fault.code == ErrorCode::cancelled) return fault;
+    for (const Error& fault : faults) events.important(fault.sentence());
+    return {faults.front().code,
+            fmt::format("{} things keep other boxes from starting their stages, and nothing was "
+                        "started",
+                        faults.size()),
+            "correct what the lines above name"};
+}
+
+Error ssh_fault(const std::string& host, const std::string& output) {
+    std::string_view text = output;
+    while (text.ends_with('\n') || text.ends_with('\r')) text.remove_suffix(1);
+    const std::string_view last = text.substr(text.rfind('\n') + 1);
+    auto says = [&output](std::string_view part) { return output.find(part) != std::string::npos; };
+    if (says("REMOTE HOST IDENTIFICATION HAS CHANGED"))
+        return {
+            ErrorCode::incompatible,
+            fmt::format("host {} shows another host key than it did before", host),
+            fmt::format("find out why; if it was installed anew, `ssh-keygen -R {}` forgets the "
+                        "old key",
+                        host)};
+    if (says("Host key verification failed"))
+        return {ErrorCode::unavailable, fmt::format("the host key of {} is not known here", host),
+                fmt::format("run `ssh {}` once and compare the fingerprint that it shows", host)};
+    if (says("Permission denied"))
+        return {
+            ErrorCode::unavailable, fmt::format("host {} does not let us in: {}", host, last),
+            fmt::format("`ssh-copy-id {0}` installs your key there; `ssh {0}` must work without "
+                        "a question",
+                        host)};
+    return {ErrorCode::unavailable, fmt::format("host {} cannot be reached: {}", host, last),
+            fmt::format("switch it on and check its sshd; `ssh {}` must work without a question",
+                        host)};
+}
+
+HostReport parse_report(const std::string& output) {
+    HostReport report;
+    std::string_view rest = output;
+    while (!rest.empty()) {
+        std::string_view line = rest.substr(0, rest.find('\n'));
+        rest.remove_prefix(std::min(line.size() + 1, rest.size()));
+        if (!line.starts_with(kMark)) continue;
+        line.remove_prefix(kMark.size());
+        const std::string_view what = line.substr(0, line.find(' '));
+        std::string_view value = line.substr(std::min(what.size() + 1, line.size()));
+        while (value.starts_with('\t') || value.starts_with(' ')) value.remove_prefix(1);
+        if (what == "machine") report.machine = value;
+        if (what == "program") report.has_program = true;
+        if (what == "library") report.libraries.emplace_back(value);
+        if (what == "no-model") report.no_models.emplace_back(value);
+    }
+    return report;
+}
+
+}  // namespace k3::launcher
