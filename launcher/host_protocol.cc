@@ -4,6 +4,9 @@
 
 #include <charconv>
 #include <nlohmann/json.hpp>
+#include <optional>
+
+#include "common/transport/curve_keys.h"
 
 namespace k3::launcher {
 
@@ -20,9 +23,21 @@ Error malformed(const std::string& why) {
             "only a launcher starts this program"};
 }
 
+/// The number behind a blank, which it moves past.
+std::optional<std::size_t> next_number(std::string_view& rest) {
+    if (!rest.starts_with(' ')) return std::nullopt;
+    rest.remove_prefix(1);
+    std::size_t number = 0;
+    auto [stop, bad] = std::from_chars(rest.data(), rest.data() + rest.size(), number);
+    if (bad != std::errc{}) return std::nullopt;
+    rest.remove_prefix(static_cast<std::size_t>(stop - rest.data()));
+    return number;
+}
+
 }  // namespace
 
-Result<std::string> encode_description(const StageDescription& description) {
+Result<std::string> encode_description(const StageDescription& description,
+                                       std::size_t n_key_bytes) {
     json env = json::array();
     for (const auto& [name, value] : description.env) env.push_back({name, value});
     const json root = {{"pipeline", description.pipeline},
@@ -33,15 +48,16 @@ Result<std::string> encode_description(const StageDescription& description) {
                        {"env", std::move(env)},
                        {"own_sessions", description.own_sessions}};
     std::string body = root.dump(-1, ' ', false, json::error_handler_t::replace);
-    std::string text = fmt::format("{}{} {}\n", kMagic, kHostProtocolVersion, body.size()) + body;
-    if (text.size() <= kMaxDescriptionBytes) return text;
+    std::string text =
+        fmt::format("{}{} {} {}\n", kMagic, kHostProtocolVersion, body.size(), n_key_bytes) + body;
+    if (text.size() + n_key_bytes <= kMaxDescriptionBytes) return text;
     return Error{ErrorCode::invalid_argument,
                  fmt::format("the command line of {} has {} bytes, and {} can be sent to its box",
                              description.stage, text.size(), kMaxDescriptionBytes),
                  "shorten its settings"};
 }
 
-Result<std::size_t> parse_head(std::string_view head) {
+Result<DescriptionSizes> parse_head(std::string_view head) {
     if (!head.starts_with(kMagic)) return malformed("has no head");
     const char* end = head.data() + head.size();
     int version = 0;
@@ -53,12 +69,14 @@ Result<std::size_t> parse_head(std::string_view head) {
                                  "boxes, and the k3pipe of this box speaks version {}",
                                  version, kHostProtocolVersion),
                      "install the same k3pipe on both, or leave out binary in [hosts]"};
-    std::size_t bytes = 0;
-    if (space == end || *space != ' ') return malformed("names no size");
-    auto [stop, bad_size] = std::from_chars(space + 1, end, bytes);
-    if (bad_size != std::errc{} || stop != end || bytes == 0 || bytes > kMaxDescriptionBytes)
+    std::string_view rest(space, static_cast<std::size_t>(end - space));
+    const auto body = next_number(rest);
+    const auto keys = next_number(rest);
+    if (!body.has_value() || !keys.has_value() || !rest.empty()) return malformed("names no sizes");
+    if (*body == 0 || *body > kMaxDescriptionBytes ||
+        (*keys != 0 && *keys != transport::CurveKeys::kFileBytes))
         return malformed("has an impossible size");
-    return bytes;
+    return DescriptionSizes{*body, *keys};
 }
 
 Result<StageDescription> parse_description(std::string_view body) {

@@ -1,8 +1,9 @@
 #pragma once
 // What a launcher and `k3pipe host-stage` say to each other over one ssh connection.
 //
-//   launcher -> box   "k3pipe-stage 1 <bytes>\n", then so many bytes: a StageDescription as JSON.
-//                     After it lines, the only ones there are:
+//   launcher -> box   "k3pipe-stage 1 <bytes> <key bytes>\n", then so many bytes: a
+//                     StageDescription as JSON; then the content of the pipeline's key file, if
+//                     its stage needs it. After that lines, the only ones there are:
 //                       "pulse\n"         every kPulseMs: the launcher and the link are alive
 //                       "signal <n>\n"    to the group of the service
 //                       "resume\n"        to those of the group that are stopped
@@ -43,12 +44,17 @@ struct StageDescription {
     bool own_sessions = false;  // add --session-dir with the box's default
 };
 
-/// Head and body. Error: invalid_argument (over kMaxDescriptionBytes).
-Result<std::string> encode_description(const StageDescription& description);
+/// Head and body; `n_key_bytes` are to follow. Error: invalid_argument (over kMaxDescriptionBytes).
+Result<std::string> encode_description(const StageDescription& description,
+                                       std::size_t n_key_bytes);
 
-/// The size in a head, without its newline.
+struct DescriptionSizes {
+    std::size_t body = 0;
+    std::size_t keys = 0;  // 0, or that of a key file
+};
+/// The sizes in a head, without its newline.
 /// Errors: incompatible (another version), corrupt (no head, or over the bound).
-Result<std::size_t> parse_head(std::string_view head);
+Result<DescriptionSizes> parse_head(std::string_view head);
 /// Error: corrupt (not such a JSON, or without a program).
 Result<StageDescription> parse_description(std::string_view body);
 

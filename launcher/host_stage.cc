@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -51,11 +53,17 @@ class Input {
         bytes_.erase(0, end + 1);
         return line;
     }
-    std::optional<std::string> block(std::size_t size) {
-        if (bytes_.size() < size) return std::nullopt;
+    std::string block(std::size_t size) {
         std::string block = bytes_.substr(0, size);
         bytes_.erase(0, size);
         return block;
+    }
+    /// Writes the next bytes into a file and leaves no copy of them.
+    bool move_to(const Fd& file, std::size_t size) {
+        const bool written = ::write(file.get(), bytes_.data(), size) == static_cast<ssize_t>(size);
+        ::explicit_bzero(bytes_.data(), size);
+        bytes_.erase(0, size);
+        return written;
     }
     std::size_t waiting() const noexcept { return bytes_.size(); }
 
@@ -69,9 +77,22 @@ Error no_description(const char* why) {
             "this program is started by k3pipe up on another box"};
 }
 
-Result<StageDescription> receive_description(Input& input, StopSignals& signals) {
+/// The keys that follow a description, as a file of this process and its children alone.
+Result<Fd> keep_keys(Input& input, std::size_t bytes) {
+    Fd file(::memfd_create("k3pipe-keys", MFD_CLOEXEC));
+    if (file.valid() && ::fchmod(file.get(), 0600) == 0 && input.move_to(file, bytes)) return file;
+    return Error{ErrorCode::io, fmt::format("cannot keep the keys: {}", std::strerror(errno)),
+                 "Linux 3.17 or newer is needed, and some memory"};
+}
+
+struct Received {
+    StageDescription description;
+    Fd keys;  // invalid: none are needed
+};
+
+Result<Received> receive(Input& input, StopSignals& signals) {
     const Deadline deadline = Deadline::after_ms(kDescriptionMs);
-    std::optional<std::size_t> size;
+    std::optional<DescriptionSizes> size;
     for (;;) {
         if (!size.has_value()) {
             if (auto head = input.line()) {
@@ -80,8 +101,14 @@ Result<StageDescription> receive_description(Input& input, StopSignals& signals)
                 return parse_head("").error();
             }
         }
-        if (size.has_value())
-            if (auto body = input.block(*size)) return parse_description(*body);
+        if (size.has_value() && input.waiting() >= size->body + size->keys) {
+            Received received;
+            ASSIGN_OR_RETURN(received.description, parse_description(input.block(size->body)));
+            if (size->keys > 0) {
+                ASSIGN_OR_RETURN(received.keys, keep_keys(input, size->keys));
+            }
+            return received;
+        }
         if (deadline.expired()) return no_description("was silent");
         if (signals.came()) return no_description("was interrupted");
         pollfd fds[] = {{STDIN_FILENO, POLLIN, 0}, {signals.fd(), POLLIN, 0}};
@@ -212,7 +239,8 @@ Result<Ending> serve() {
     for (int fd : {STDIN_FILENO, STDOUT_FILENO})
         ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK);
     Input input;
-    ASSIGN_OR_RETURN(StageDescription description, receive_description(input, signals));
+    ASSIGN_OR_RETURN(Received received, receive(input, signals));
+    StageDescription& description = received.description;
     const std::string run = fmt::format("{:x}", description.run_id);
     log::init(description.stage, run, log::Level::info);
     RETURN_IF_ERROR(find_programs(description));
@@ -232,6 +260,11 @@ Result<Ending> serve() {
     command.name = description.stage;
     command.argv = description.argv;
     command.env = description.env;
+    if (received.keys.valid()) {
+        command.inherited = {received.keys.get()};
+        command.argv.emplace_back("--keys");
+        command.argv.push_back(fmt::format("/proc/self/fd/{}", received.keys.get()));
+    }
     ASSIGN_OR_RETURN(Process process, starter->start(command));
     const pid_t group = process.pid;
     janitor->watch(group);

@@ -62,7 +62,8 @@ class LocalStarter final : public ProcessStarter {
         child.argv.emplace_back("--lifeline-fd");
         child.argv.push_back(std::to_string(lifeline_.read.get()));
         child.variables = environment_of(command);
-        child.inherited = {lifeline_.read.get()};
+        child.inherited = command.inherited;
+        child.inherited.push_back(lifeline_.read.get());
         child.terminal = command.terminal;
         return spawn_child(child);
     }

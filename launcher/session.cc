@@ -115,7 +115,8 @@ Status Session::open_parts(const Options& options, const PipelineSpec& spec,
         starter_ = make_ssh_starter(std::move(starter_), {.ssh = spec.ssh,
                                                           .host_stage = std::move(hosts.host_stage),
                                                           .pipeline = name,
-                                                          .run_id = run_id_});
+                                                          .run_id = run_id_,
+                                                          .keys = keys_});
     announce(plan, events);
     SupervisorOptions supervise;
     supervise.start_timeout_ms = spec.start_timeout_s * 1000;

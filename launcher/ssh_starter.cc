@@ -5,11 +5,13 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
 #include <mutex>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -55,11 +57,13 @@ class SshStarter final : public ProcessStarter {
         description.n_wrap = command.n_wrap;
         description.env = command.env;
         description.own_sessions = command.own_sessions;
-        ASSIGN_OR_RETURN(const std::string text, encode_description(description));
+        const bool with_keys = command.with_keys && options_.keys != nullptr;
+        ASSIGN_OR_RETURN(
+            const std::string text,
+            encode_description(description, with_keys ? transport::CurveKeys::kFileBytes : 0));
         ASSIGN_OR_RETURN(Pipe control, make_pipe());
         ::fcntl(control.write.get(), F_SETFL, O_NONBLOCK);
-        if (::write(control.write.get(), text.data(), text.size()) !=
-            static_cast<ssize_t>(text.size()))
+        if (!send(control.write, text) || (with_keys && !send_keys(control.write)))
             return Error{
                 ErrorCode::io,
                 fmt::format("cannot hand {} to ssh: {}", command.name, std::strerror(errno)),
@@ -93,6 +97,19 @@ class SshStarter final : public ProcessStarter {
     }
 
   private:
+    /// A new pipe takes all of it at once, or none.
+    static bool send(const Fd& to, std::string_view text) noexcept {
+        return ::write(to.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size());
+    }
+
+    bool send_keys(const Fd& to) const noexcept {
+        std::array<char, transport::CurveKeys::kFileBytes> text;
+        options_.keys->write(text);
+        const bool sent = send(to, {text.data(), text.size()});
+        ::explicit_bzero(text.data(), text.size());
+        return sent;
+    }
+
     /// False if that process is not a client of ours. A line that a full pipe does not take is
     /// lost: the link is dead then, and its ends will notice.
     bool tell(pid_t pid, const std::string& line) noexcept {

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "common/transport/curve_keys.h"
 #include "launcher/starter.h"
 
 namespace k3::launcher {
@@ -20,6 +21,7 @@ struct SshOptions {
     std::map<std::string, std::string> host_stage;  // host: the shell command that is host-stage
     std::string pipeline;
     std::uint64_t run_id = 0;
+    std::shared_ptr<const transport::CurveKeys> keys = nullptr;  // null: no stage needs them
 };
 
 /// Commands without a host go to `local`. The ending of a remote stage is that of its service;

@@ -306,7 +306,8 @@ class Planner {
         }
         if (!plan_.keys.empty() && needs_keys(stage.kind, plan->endpoint)) {
             plan->keys = plan_.keys;
-            add("--keys", plan->keys.string());
+            // Another box is handed the keys themselves, and knows where it put them.
+            if (stage.host.empty()) add("--keys", plan->keys.string());
         }
         append_settings(*plan, &argv);
         plan->argv = std::move(argv);

@@ -26,7 +26,7 @@ struct StagePlan {
     std::vector<std::pair<std::string, std::string>> env;
     std::filesystem::path model;  // its checkpoint, on its box; empty for stages without one
     std::vector<ServiceSetting> settings;  // as its flags say, defaults not included
-    std::filesystem::path keys;            // key file in argv; empty: it needs none
+    std::filesystem::path keys;  // key file, in argv if it runs here; empty: it needs none
     bool wrapped = false;
     bool terminal = false;
     RestartPolicy restart = RestartPolicy::on_failure;

@@ -19,10 +19,12 @@ struct Command {
     std::string name;                                      // of the stage, for errors
     std::vector<std::string> argv;                         // argv[0] is a path, if it runs here
     std::vector<std::pair<std::string, std::string>> env;  // on top of ours
-    bool terminal = false;      // it gets our terminal instead of /dev/null and a pipe
-    std::string host;           // ssh destination; empty: this box
-    std::size_t n_wrap = 0;     // words of argv in front of the program, for another box
-    bool own_sessions = false;  // it is told where sessions are kept on its box
+    bool terminal = false;            // it gets our terminal instead of /dev/null and a pipe
+    std::string host = {};            // ssh destination; empty: this box
+    std::size_t n_wrap = 0;           // words of argv in front of the program, for another box
+    bool own_sessions = false;        // it is told where sessions are kept on its box
+    bool with_keys = false;           // its box is handed the pipeline's keys
+    std::vector<int> inherited = {};  // descriptors that it gets under their numbers, here
 };
 
 /// How a process ended.

@@ -65,7 +65,8 @@ void Supervisor::Loop::launch(SupervisedStage& stage) {
                                    .terminal = stage.plan.terminal,
                                    .host = stage.plan.host,
                                    .n_wrap = stage.plan.n_wrap,
-                                   .own_sessions = stage.plan.own_sessions});
+                                   .own_sessions = stage.plan.own_sessions,
+                                   .with_keys = !stage.plan.keys.empty()});
     if (!process.has_value()) {
         fail(stage, std::move(process).error());
         return;

@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <thread>
 #include <vector>
@@ -47,6 +48,17 @@ const Answer& reference() {
     return answer;
 }
 
+/// Calls to expert servers that did not go through a socket, of all trunk stages.
+std::uint64_t calls_through_memory(const World& world) {
+    const Ended status = world.k3pipe({"status", "--json"});
+    REQUIRE_MESSAGE(status.code == 0, status.err);
+    std::uint64_t calls = 0;
+    for (const auto& stage : nlohmann::json::parse(status.out)[0]["stages"])
+        if (stage["kind"] == "trunk")
+            calls += stage["counters"]["expert_calls_fast_lane"].get<std::uint64_t>();
+    return calls;
+}
+
 /// Tables that let `n` boxes run the programs of this build.
 std::string hosts(std::size_t n) {
     std::string tables;
@@ -62,25 +74,33 @@ TEST_CASE("several boxes compute the same bytes as one" * doctest::skip(!boxes_c
     const Answer& expected = reference();
     World world;
     Boxes boxes(world.path(), 3);
+    const std::filesystem::path keyed =
+        world.write("keyed.toml", "[pipeline]\nkeys = 'boxes.keys'\n");
+    REQUIRE(world.k3pipe({"keys", "-c", keyed.string()}).code == 0);
     struct Spread {
         const char* name;
         std::string stages;
+        bool shares_memory;  // trunk and expert servers
+        const char* keys = "";
     };
     const std::string experts_on_two = "[[experts]]\nhost = 'box0'\n[[experts]]\nhost = 'box1'\n";
     for (const Spread& spread : {
-             Spread{"experts-away", experts_on_two},
-             Spread{"trunk-away", "[[trunk]]\nhost = 'box0'\n[[trunk]]\nhost = 'box1'\n"},
+             Spread{"experts-away", experts_on_two, false},
+             Spread{"one-away", "[experts]\nhost = 'box0'\n[trunk]\nhost = 'box0'\n", true},
+             Spread{"trunk-away", "[[trunk]]\nhost = 'box0'\n[[trunk]]\nhost = 'box1'\n", false},
              Spread{"all-but-gateway",
                     experts_on_two + "[[trunk]]\nhost = 'box2'\n[[trunk]]\nhost = 'box0'\n"
-                                     "[tokenizer]\nhost = 'box1'\n[sampler]\nhost = 'box2'\n"},
+                                     "[tokenizer]\nhost = 'box1'\n[sampler]\nhost = 'box2'\n",
+                    true, "keys = 'boxes.keys'\n"},
          }) {
         CAPTURE(spread.name);
         {
             Pipeline pipeline(world, spread.name, golden_dir() / "tiny-k3",
-                              spread.stages + hosts(3), boxes.pipeline_keys());
+                              spread.stages + hosts(3), boxes.pipeline_keys() + spread.keys);
             const Answer answer = answer_of(pipeline);
             CHECK(answer.ids == expected.ids);
             CHECK(answer.logits == expected.logits);
+            CHECK((calls_through_memory(world) > 0) == spread.shares_memory);
         }
         CHECK(boxes.all_clean(kCleanMs));
     }
@@ -136,6 +156,15 @@ TEST_CASE("a launcher that is killed leaves nothing on any box" *
         up.wait();
         CHECK(boxes.all_clean(kCleanMs));
     }
+    {  // and a box loses its power with it
+        Program up = world.start({"up", "-c", file.string()});
+        REQUIRE_MESSAGE(up.says("trunk started"), up.err());
+        boxes.power_off(1);
+        up.signal(SIGKILL);
+        up.wait();
+        boxes.power_on(1);
+        CHECK(boxes.all_clean(kCleanMs));
+    }
     Pipeline pipeline(world, "demo", demo_model_dir(), kBothAway + hosts(2), boxes.pipeline_keys());
     const std::string text = text_of(pipeline);
     Program client = start_client(world);
@@ -145,6 +174,13 @@ TEST_CASE("a launcher that is killed leaves nothing on any box" *
     pipeline.program().wait();
     CHECK(client.wait().code != 0);
     CHECK(boxes.all_clean(kCleanMs));
+}
+
+TEST_CASE("the far end of a connection without a launcher ends by itself") {
+    World world;
+    const Ended ended = world.k3pipe({"host-stage"});
+    CHECK(ended.code == 5);
+    CHECK(has(ended.err, "the launcher hung up before it had said what to start"));
 }
 
 TEST_CASE("a connection that is cut: the stage is started again and the text stays the same" *
@@ -164,6 +200,14 @@ TEST_CASE("a connection that is cut: the stage is started again and the text sta
         CHECK(ended.out == text);
         CHECK(pipeline.complete_again("experts", 1));
         CHECK(pipeline.stage("experts").host == "box0");
+        const Ended status = world.k3pipe({"status"});
+        CHECK(status.code == 0);
+        CHECK(has(status.out, "tcp://10.77.0.10:5802 on box0"));
+        const Ended plan = world.k3pipe({"plan", "-c", (world.path() / "demo.toml").string(),
+                                         "--memory-rate", "1GB", "--disk-rate", "1GB"});
+        CHECK_MESSAGE(plan.code == 0, plan.err);
+        CHECK(has(plan.out, "# experts, on box0\nk3-experts --listen tcp://10.77.0.10:5802"));
+        CHECK(has(plan.out, "--experts tcp://10.77.0.10:5802"));
         // The service itself, and the process that holds it.
         for (const char* victim : {"k3-experts", "k3pipe"}) {
             CAPTURE(victim);

@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "common/transport/curve_keys.h"
 #include "launcher/host_protocol.h"
 #include "launcher/host_setup.h"
 #include "launcher/pipeline_file.h"
@@ -145,9 +146,14 @@ TEST_CASE("a description survives its way, and nothing else is taken for one") {
     sent.n_wrap = 1;
     sent.env = {{"A", "1"}, {"B", ""}};
     sent.own_sessions = true;
-    const std::string text = encode_description(sent).value();
+    const std::string text = encode_description(sent, 0).value();
     const std::size_t end = text.find('\n');
-    CHECK(parse_head(text.substr(0, end)).value() == text.size() - end - 1);
+    const DescriptionSizes sizes = parse_head(text.substr(0, end)).value();
+    CHECK(sizes.body == text.size() - end - 1);
+    CHECK(sizes.keys == 0);
+    constexpr std::size_t kKeys = transport::CurveKeys::kFileBytes;
+    const std::string with_keys = encode_description(sent, kKeys).value();
+    CHECK(parse_head(with_keys.substr(0, with_keys.find('\n')))->keys == kKeys);
     const StageDescription got = parse_description(text.substr(end + 1)).value();
     CHECK(got.stage == sent.stage);
     CHECK(got.run_id == sent.run_id);
@@ -156,20 +162,21 @@ TEST_CASE("a description survives its way, and nothing else is taken for one") {
     CHECK(got.env == sent.env);
     CHECK(got.own_sessions);
 
-    for (const char* head :
-         {"", "k3pipe-stage", "k3pipe-stage 1", "k3pipe-stage 1 ", "k3pipe-stage 1 0",
-          "k3pipe-stage 1 -5", "k3pipe-stage 1 60001", "k3pipe-stage 1 7x", "SSH-2.0-OpenSSH"})
+    for (const char* head : {"", "k3pipe-stage", "k3pipe-stage 1", "k3pipe-stage 1 ",
+                             "k3pipe-stage 1 7", "k3pipe-stage 1 0 0", "k3pipe-stage 1 -5 0",
+                             "k3pipe-stage 1 60001 0", "k3pipe-stage 1 7 0x",
+                             "k3pipe-stage 1 7 99999", "k3pipe-stage 1 7 0 ", "SSH-2.0-OpenSSH"})
         CHECK_FALSE(parse_head(head).has_value());
-    auto newer = parse_head("k3pipe-stage 2 100");
+    auto newer = parse_head("k3pipe-stage 2 100 0");
     REQUIRE_FALSE(newer.has_value());
     CHECK(newer.error().code == ErrorCode::incompatible);
     CHECK(contains(newer.error().message, "version 2"));
     for (const char* body : {"", "{}", "[1]", "{\"pipeline\":1}"})
         CHECK_FALSE(parse_description(body).has_value());
     sent.argv.emplace_back(kMaxDescriptionBytes, 'x');
-    CHECK_FALSE(encode_description(sent).has_value());
+    CHECK_FALSE(encode_description(sent, 0).has_value());
     sent.argv = {"nice"};
-    const std::string no_program = encode_description(sent).value();
+    const std::string no_program = encode_description(sent, 0).value();
     CHECK_FALSE(parse_description(no_program.substr(no_program.find('\n') + 1)).has_value());
 }
 
