@@ -1,10 +1,12 @@
 #include "launcher/host_setup.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/utsname.h>
 
 #include <algorithm>
-#include <fstream>
+#include <cerrno>
+#include <cstring>
 #include <iterator>
 #include <set>
 #include <span>
@@ -81,27 +83,29 @@ Result<Shipment> make_shipment(const std::set<std::string>& programs) {
     return shipment;
 }
 
-Result<std::string> contents_of(const Shipment& shipment) {
-    std::string bytes;
-    bytes.reserve(shipment.bytes);
+Result<std::vector<Fd>> open_files(const Shipment& shipment) {
+    std::vector<Fd> files;
     for (const Shipment::File& file : shipment.files) {
-        std::ifstream stream(file.path, std::ios::binary);
-        bytes.append(std::istreambuf_iterator<char>(stream), {});
-        if (!stream)
-            return Error{ErrorCode::io, fmt::format("cannot read {}", file.path.string()),
-                         "build or install it again"};
+        files.emplace_back(::open(file.path.c_str(), O_RDONLY | O_CLOEXEC));
+        if (!files.back().valid())
+            return Error{
+                ErrorCode::io,
+                fmt::format("cannot read {}: {}", file.path.string(), std::strerror(errno)),
+                "build or install it again"};
     }
-    return bytes;
+    return files;
 }
 
 constexpr std::string_view kCacheFolder = "c=\"${XDG_CACHE_HOME:-$HOME/.cache}/k3pipe\"\n";
 
 /// Receives the programs on standard input. They get their place only when all are right, so a
-/// connection that breaks leaves nothing; copies that nobody has used for a month go.
+/// connection that breaks leaves nothing. Copies that nobody has used for a month go, and what a
+/// box without power could not tidy up.
 std::string ship_script(const Shipment& shipment) {
     std::string script = fmt::format(
         "set -e\numask 077\n{}mkdir -p \"$c\"\nfind \"$c\" -mindepth 1 -maxdepth 1 -type d "
-        "-name 'build-*' -mtime +30 -exec rm -rf {{}} +\nt=$(mktemp -d \"$c/.new-XXXXXX\")\n"
+        "\\( -name 'build-*' -mtime +30 -o -name '.new-*' -mtime +1 \\) -exec rm -rf {{}} "
+        "+\nt=$(mktemp -d \"$c/.new-XXXXXX\")\n"
         "trap 'rm -rf \"$t\"' EXIT\ntrap 'exit 1' HUP TERM INT\ncd \"$t\"\n",
         kCacheFolder);
     std::string sums;
@@ -132,11 +136,12 @@ std::string check_script(const HostSpec& host, const Shipment& shipment,
                               shell_line({fmt::format("{}no-model {}", kMark, model)}));
     }
     script += fmt::format(
-        "test -x \"$p\" || exit 0\necho '{0}program'\nd=$(dirname \"$p\")\ntouch \"$d\" "
-        "2>/dev/null\nldd \"$d\"/k3* \"$p\" 2>&1 | grep 'not found' | sort -u | sed "
-        "'s/^/{0}library "
-        "/'\nexit 0\n",
+        "test -x \"$p\" || exit 0\necho '{0}program'\nd=$(dirname \"$p\")\n"
+        "ldd \"$p\" \"$d\"/k3-* 2>&1 | grep 'not found' | sort -u | sed 's/^/{0}library /'\n",
         kMark);
+    // Its age is the time since it was used (ship_script()).
+    if (host.binary.empty()) script += "touch \"$d\"\n";
+    script += "exit 0\n";
     return script;
 }
 
@@ -166,9 +171,10 @@ class HostTask {
     std::vector<Error>& faults() noexcept { return faults_; }
 
   private:
-    Result<std::string> ssh(const std::string& script, std::string_view input, std::int64_t ms) {
+    Result<std::string> ssh(const std::string& script, std::int64_t ms,
+                            const std::vector<Fd>& input = {}) {
         ASSIGN_OR_RETURN(ProgramRun run, run_program(ssh_command(spec_.ssh, host_.name, script),
-                                                     input, Deadline::after_ms(ms), stop_fd_));
+                                                     Deadline::after_ms(ms), stop_fd_, input));
         if (run.timed_out)
             return Error{ErrorCode::deadline_exceeded,
                          fmt::format("host {} did not answer within {} s", host_.name, ms / 1000),
@@ -184,7 +190,7 @@ class HostTask {
 
     Result<HostReport> check() {
         ASSIGN_OR_RETURN(const std::string output,
-                         ssh(check_script(host_, shipment_, models_), "", kCheckMs));
+                         ssh(check_script(host_, shipment_, models_), kCheckMs));
         return parse_report(output);
     }
 
@@ -240,9 +246,9 @@ class HostTask {
                          "install k3pipe there, and name it with binary in [hosts]"};
         events_.important(fmt::format("copying {} programs, {} MB, to {}", shipment_.files.size(),
                                       shipment_.bytes / 1000000, host_.name));
-        ASSIGN_OR_RETURN(const std::string bytes, contents_of(shipment_));
+        ASSIGN_OR_RETURN(const std::vector<Fd> files, open_files(shipment_));
         ASSIGN_OR_RETURN([[maybe_unused]] const std::string said,
-                         ssh(ship_script(shipment_), bytes, kShipMs));
+                         ssh(ship_script(shipment_), kShipMs, files));
         return Status::ok();
     }
 

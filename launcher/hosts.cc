@@ -83,7 +83,7 @@ Status resolve_host(const PipelineSpec& spec, HostSpec* host) {
         for (const char* word : {"-G", "--"}) words.emplace_back(word);
         words.push_back(host->name);
         ASSIGN_OR_RETURN(const ProgramRun run,
-                         run_program(words, "", Deadline::after_ms(kSshSettingsMs)));
+                         run_program(words, Deadline::after_ms(kSshSettingsMs)));
         name = hostname_of(run.output);
         if (name.empty())
             return in_table_of(spec, *host,

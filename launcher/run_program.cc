@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/sendfile.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,10 +17,11 @@ namespace k3::launcher {
 namespace {
 
 constexpr std::int64_t kTurnMs = 50;
+constexpr std::size_t kPiece = std::size_t{1} << 20U;
 
 class Conversation {
   public:
-    Conversation(Process process, Fd to, std::string_view input)
+    Conversation(Process process, Fd to, const std::vector<Fd>& input)
         : process_(std::move(process)), to_(std::move(to)), input_(input) {
         if (input_.empty()) to_.reset();
     }
@@ -68,21 +70,22 @@ class Conversation {
 
     void write() {
         if (!to_.valid()) return;
-        const ssize_t sent = ::write(to_.get(), input_.data(), input_.size());
-        if (sent > 0) input_.remove_prefix(static_cast<std::size_t>(sent));
-        if (input_.empty() || (sent < 0 && errno != EAGAIN && errno != EINTR)) to_.reset();
+        const ssize_t sent = ::sendfile(to_.get(), input_[next_].get(), nullptr, kPiece);
+        if (sent == 0) ++next_;
+        if (next_ == input_.size() || (sent < 0 && errno != EAGAIN && errno != EINTR)) to_.reset();
     }
 
     Process process_;
     Fd to_;
-    std::string_view input_;
+    const std::vector<Fd>& input_;
+    std::size_t next_ = 0;
     ProgramRun run_;
 };
 
 }  // namespace
 
-Result<ProgramRun> run_program(const std::vector<std::string>& argv, std::string_view input,
-                               Deadline deadline, int stop_fd) {
+Result<ProgramRun> run_program(const std::vector<std::string>& argv, Deadline deadline, int stop_fd,
+                               const std::vector<Fd>& input) {
     ASSIGN_OR_RETURN(Pipe pipe, make_pipe());
     ::fcntl(pipe.write.get(), F_SETFL, O_NONBLOCK);
     ChildSpec child;

@@ -3,10 +3,10 @@
 
 #include <cstddef>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "common/base/deadline.h"
+#include "common/base/fd.h"
 #include "common/base/result.h"
 #include "launcher/starter.h"
 
@@ -19,10 +19,10 @@ struct ProgramRun {
 };
 inline constexpr std::size_t kMaxProgramOutput = std::size_t{1} << 20U;
 
-/// Runs argv (argv[0] a path) in our environment with `input` as its standard input. Any thread.
-/// Input that the program may not read to its end needs SIGPIPE ignored.
+/// Runs argv (argv[0] a path) in our environment. Its standard input are these files, from where
+/// they stand, one after another; SIGPIPE must be ignored if there are any. Any thread.
 /// Errors: those of spawn_child(); cancelled, once `stop_fd` (-1: none) is readable.
-Result<ProgramRun> run_program(const std::vector<std::string>& argv, std::string_view input,
-                               Deadline deadline, int stop_fd = -1);
+Result<ProgramRun> run_program(const std::vector<std::string>& argv, Deadline deadline,
+                               int stop_fd = -1, const std::vector<Fd>& input = {});
 
 }  // namespace k3::launcher

@@ -6,7 +6,6 @@
 #include <sys/stat.h>
 
 #include <filesystem>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <thread>
 #include <vector>
@@ -48,17 +47,6 @@ const Answer& reference() {
     return answer;
 }
 
-/// Calls to expert servers that did not go through a socket, of all trunk stages.
-std::uint64_t calls_through_memory(const World& world) {
-    const Ended status = world.k3pipe({"status", "--json"});
-    REQUIRE_MESSAGE(status.code == 0, status.err);
-    std::uint64_t calls = 0;
-    for (const auto& stage : nlohmann::json::parse(status.out)[0]["stages"])
-        if (stage["kind"] == "trunk")
-            calls += stage["counters"]["expert_calls_fast_lane"].get<std::uint64_t>();
-    return calls;
-}
-
 /// Tables that let `n` boxes run the programs of this build.
 std::string hosts(std::size_t n) {
     std::string tables;
@@ -80,18 +68,17 @@ TEST_CASE("several boxes compute the same bytes as one" * doctest::skip(!boxes_c
     struct Spread {
         const char* name;
         std::string stages;
-        bool shares_memory;  // trunk and expert servers
         const char* keys = "";
     };
     const std::string experts_on_two = "[[experts]]\nhost = 'box0'\n[[experts]]\nhost = 'box1'\n";
     for (const Spread& spread : {
-             Spread{"experts-away", experts_on_two, false},
-             Spread{"one-away", "[experts]\nhost = 'box0'\n[trunk]\nhost = 'box0'\n", true},
-             Spread{"trunk-away", "[[trunk]]\nhost = 'box0'\n[[trunk]]\nhost = 'box1'\n", false},
+             Spread{"experts-away", experts_on_two},
+             Spread{"one-away", "[experts]\nhost = 'box0'\n[trunk]\nhost = 'box0'\n"},
+             Spread{"trunk-away", "[[trunk]]\nhost = 'box0'\n[[trunk]]\nhost = 'box1'\n"},
              Spread{"all-but-gateway",
                     experts_on_two + "[[trunk]]\nhost = 'box2'\n[[trunk]]\nhost = 'box0'\n"
                                      "[tokenizer]\nhost = 'box1'\n[sampler]\nhost = 'box2'\n",
-                    true, "keys = 'boxes.keys'\n"},
+                    "keys = 'boxes.keys'\n"},
          }) {
         CAPTURE(spread.name);
         {
@@ -100,7 +87,6 @@ TEST_CASE("several boxes compute the same bytes as one" * doctest::skip(!boxes_c
             const Answer answer = answer_of(pipeline);
             CHECK(answer.ids == expected.ids);
             CHECK(answer.logits == expected.logits);
-            CHECK((calls_through_memory(world) > 0) == spread.shares_memory);
         }
         CHECK(boxes.all_clean(kCleanMs));
     }
@@ -243,7 +229,12 @@ TEST_CASE("a cable is pulled, a box loses its power: both ends notice, and all c
             std::this_thread::sleep_for(std::chrono::milliseconds(50));
         CHECK(boxes.leftovers(0).empty());
         boxes.plug_in(0);
-        CHECK(pipeline.complete_again("experts-0", 1));
+        // How often it was tried meanwhile does not matter.
+        const Deadline back = Deadline::after_ms(30000);
+        while (world.record("demo")->state != "ready" && !back.expired())
+            std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        CHECK(world.record("demo")->state == "ready");
+        CHECK(pipeline.stage("experts-0").restarts > 0);
         CHECK(pipeline.stage("experts-1").restarts > 0);
         // Whether the request outlived this or not: no wrong text.
         CHECK(text.starts_with(client.wait().out));
@@ -258,9 +249,9 @@ TEST_CASE("what keeps boxes from starting is said of all of them at once" *
     Boxes boxes(world.path(), 3);
     std::filesystem::remove(boxes.disk(0) / "authorized_keys");
     boxes.run(1,
-              "python3 -c \"import os, socket, time; s = socket.socket(); "
-              "s.bind(('10.77.0.11', 5803)); s.listen(); os.fork() and os._exit(0); os.setsid(); "
-              "[os.close(fd) for fd in (0, 1, 2)]; time.sleep(60)\"");
+              "setsid -f python3 -c \"import socket, time; s = socket.socket(); "
+              "s.bind(('10.77.0.11', 5803)); s.listen(); time.sleep(60)\" >/dev/null 2>&1; "
+              "until grep -q :16AB /proc/net/tcp; do sleep 0.02; done");
     const std::string settings = read_file(boxes.ssh_settings());
     world.write("ssh_config", "Host box2\n  UserKnownHostsFile none\n" + settings);
     const std::filesystem::path file =

@@ -33,8 +33,7 @@ constexpr std::int64_t kSshdMs = 20000;
 
 /// What /bin/sh prints for a command; `ok` is whether it ended well.
 std::string shell(const std::string& command, bool* ok) {
-    auto run =
-        launcher::run_program({"/bin/sh", "-c", command}, "", Deadline::after_ms(kProgramMs));
+    auto run = launcher::run_program({"/bin/sh", "-c", command}, Deadline::after_ms(kProgramMs));
     *ok = run.has_value() && !run->timed_out && run->ending.exit_code() == 0;
     return run.has_value() ? run->output : run.error().sentence();
 }
