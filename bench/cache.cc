@@ -13,7 +13,7 @@
 #include "bench/machine.h"
 #include "common/base/deadline.h"
 #include "common/base/settings.h"
-#include "services/experts/trace_replay.h"
+#include "common/experts/trace_replay.h"
 
 namespace {
 

@@ -67,6 +67,8 @@ struct ExpertFacts {
   latentSize @1 :UInt32;
   holdings @2 :List(ExpertHolding);
   maxCallRows @3 :UInt32;
+  weight @4 :UInt32 = 1;      # among servers that hold the same expert: one of weight 2 is given twice
+                              # as many; at least 1, at most 1,000,000
 }
 
 struct TokenizerFacts {

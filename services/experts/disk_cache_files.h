@@ -20,7 +20,7 @@
 
 #include "common/base/fd.h"
 #include "common/base/result.h"
-#include "services/experts/expert_key.h"
+#include "common/experts/expert_key.h"
 
 namespace k3::experts {
 

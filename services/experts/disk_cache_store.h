@@ -32,8 +32,8 @@
 
 #include "common/base/deadline.h"
 #include "common/base/result.h"
+#include "common/experts/eviction_policy.h"
 #include "services/experts/disk_cache_files.h"
-#include "services/experts/eviction_policy.h"
 #include "services/experts/expert_store.h"
 #include "services/experts/slot_memory.h"
 

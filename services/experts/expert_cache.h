@@ -35,7 +35,7 @@
 
 #include "common/base/deadline.h"
 #include "common/base/result.h"
-#include "services/experts/eviction_policy.h"
+#include "common/experts/eviction_policy.h"
 #include "services/experts/expert_store.h"
 #include "services/experts/slot_memory.h"
 

@@ -21,12 +21,12 @@
 #include <vector>
 
 #include "common/base/result.h"
+#include "common/experts/expert_key.h"
 #include "common/model/load.h"
 #include "common/model/memory_plan.h"
 #include "common/model/placement.h"
 #include "common/pack/expert_record.h"
 #include "common/storage/direct_file.h"
-#include "services/experts/expert_key.h"
 
 namespace k3::experts {
 

@@ -12,15 +12,9 @@
 #include <vector>
 
 #include "common/base/result.h"
-#include "services/experts/expert_key.h"
+#include "common/experts/expert_key.h"
 
 namespace k3::experts {
-
-/// Larger values stay longer; what a value means is known to the policy that gave it.
-struct KeptExpert {
-    ExpertKey key;
-    double value = 0;
-};
 
 struct KeptExperts {
     std::string fingerprint;  // of the checkpoint, 32 hex digits

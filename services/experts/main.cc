@@ -34,6 +34,7 @@ k3::Result<k3::Settings::Action> read_settings(int argc, const char* const* argv
                                                ExpertsSettings& out) {
     std::int64_t max_call_rows = out.experts.max_call_rows;
     std::int64_t n_readers = out.experts.n_readers;
+    std::int64_t weight = out.experts.weight;
     k3::Settings settings("k3-experts", "Serves routed experts of a Kimi K3 checkpoint.");
     k3::transport::add_service_settings(settings, out.service);
     settings.add_text("model", &out.model, "directory of the checkpoint", true);
@@ -72,9 +73,13 @@ k3::Result<k3::Settings::Action> read_settings(int argc, const char* const* argv
                          "how long one call may wait for its experts to be read");
     settings.add_integer("max_call_rows", &max_call_rows, 1, 65536,
                          "rows of one call, more are refused");
+    settings.add_integer("weight", &weight, 1, k3::msg::kMaxExpertWeight,
+                         "among servers that hold the same expert: one of weight 2 is given twice "
+                         "as many");
     auto action = settings.parse(argc, argv);
     out.experts.max_call_rows = static_cast<std::uint32_t>(max_call_rows);
     out.experts.n_readers = static_cast<std::uint32_t>(n_readers);
+    out.experts.weight = static_cast<std::uint32_t>(weight);
     out.experts.direct = out.direct == "auto";
     out.experts.name = out.service.name;
     out.experts.use_shm = out.service.payload == "shm";

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "common/base/result.h"
+#include "common/experts/eviction_policy.h"
 #include "common/model/placement.h"
 #include "common/transport/messages/experts.h"
-#include "services/experts/eviction_policy.h"
 
 namespace k3::experts {
 

@@ -179,7 +179,7 @@ msg::Announcement Service::announcement() const {
     out.fingerprint = fingerprint_;
     if (arena_) out.arena = arena_->probe();
     out.facts = msg::ExpertFacts{config_.moe.n_experts, config_.moe.latent_size, held_.holdings(),
-                                 options_.max_call_rows};
+                                 options_.max_call_rows, options_.weight};
     return out;
 }
 

@@ -34,6 +34,7 @@ class Service {
         std::uint64_t cache_bytes = 0;  // 0: all held experts, or a quarter of the free memory
         std::string policy = "rank-weighted";
         std::uint32_t max_call_rows = model::kDefaultMaxRows;
+        std::uint32_t weight = 1;  // announced: msg::ExpertFacts
         std::uint32_t n_readers = 4;
         bool direct = true;                  // read past the page cache where that is possible
         std::string disk_cache;              // directory; empty: none

@@ -1,5 +1,6 @@
 #pragma once
-// Records which experts the calls used, to be replayed (trace_replay.h, bench/cache).
+// Records which experts the calls used, to be replayed (common/experts/trace_replay.h,
+// bench/cache).
 //
 // One line for each call, as the cache policy saw it: number of the pass through the layers, layer,
 // experts in order of rank. A pass begins when a call's layer is not larger than the last one's;
@@ -12,7 +13,7 @@
 
 #include "common/base/fd.h"
 #include "common/base/result.h"
-#include "services/experts/expert_key.h"
+#include "common/experts/expert_key.h"
 
 namespace k3::experts {
 

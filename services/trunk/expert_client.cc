@@ -76,12 +76,15 @@ void ExpertClient::prefetch(const Routing& routing) noexcept {
     const std::uint64_t up = servers_->available();
     std::vector<msg::Prefetch> hints(servers_->size());
     std::vector<bool> seen(options_.needs.n_experts);
+    is_pending_.assign(routing.n_rows * routing.top_k, true);
+    servers_->directory().choose(routing, is_pending_, up, chosen_);
     for (std::uint32_t rank = 0; rank < routing.top_k; ++rank) {
         for (std::size_t row = 0; row < routing.n_rows; ++row) {
-            const std::uint32_t expert = routing.ids[row * routing.top_k + rank];
+            const std::size_t pick = row * routing.top_k + rank;
+            const std::uint32_t expert = routing.ids[pick];
             if (seen[expert]) continue;
             seen[expert] = true;
-            const std::size_t server = servers_->directory().choose(routing.layer, expert, up);
+            const std::size_t server = chosen_[pick];
             if (server == ExpertDirectory::kNobody) continue;
             hints[server].experts.push_back(expert);
             hints[server].ranks.push_back(rank);
@@ -127,12 +130,8 @@ Status ExpertClient::finish(std::span<std::int64_t> sums) {
 /// stays pending.
 Status ExpertClient::dispatch() {
     const std::uint64_t up = servers_->available();
-    const ExpertDirectory& directory = servers_->directory();
     const std::size_t n_picks = is_pending_.size();
-    for (std::size_t i = 0; i < n_picks; ++i)
-        chosen_[i] = static_cast<std::uint8_t>(
-            is_pending_[i] ? directory.choose(routing_.layer, routing_.ids[i], up)
-                           : ExpertDirectory::kNobody);
+    servers_->directory().choose(routing_, is_pending_, up, chosen_);
     n_calls_ = 0;
     for (std::size_t s = 0; s < servers_->size(); ++s) {
         Call* call = nullptr;
@@ -374,13 +373,13 @@ Status ExpertClient::recover() {
         for (std::size_t i = 0; i < is_pending_.size(); ++i) {
             if (!is_pending_[i]) continue;
             const std::uint32_t expert = routing_.ids[i];
-            if (directory.choose(routing_.layer, expert, up) != ExpertDirectory::kNobody) {
+            if (directory.is_held(routing_.layer, expert, up)) {
                 n_repeated_.fetch_add(1, std::memory_order_relaxed);
                 patience_ms_ -= ms_since(begin);
                 return Status::ok();
             }
-            is_given_up = is_given_up || directory.choose(routing_.layer, expert, kEverybody) ==
-                                             ExpertDirectory::kNobody;
+            is_given_up =
+                is_given_up || !directory.is_held(routing_.layer, expert, kEverybody);
         }
         const std::optional<Error> refusal = servers_->refusal();
         if (is_given_up && refusal) return *refusal;

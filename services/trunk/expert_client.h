@@ -139,6 +139,7 @@ class ExpertClient final : public ExpertBackend {
     std::span<const float> latent_;
     std::size_t latent_size_ = 0;
     std::vector<bool> is_pending_;      // [picks]: not with a server
+    std::vector<bool> is_hedged_;       // [picks]: of the call that is hedged
     std::vector<std::uint8_t> chosen_;  // [picks]: whom dispatch gives it to
     std::deque<Call> calls_;            // the first n_calls_ are in use; kept for their memory
     std::size_t n_calls_ = 0;

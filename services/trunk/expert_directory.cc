@@ -1,13 +1,23 @@
 #include "services/trunk/expert_directory.h"
 
 #include <algorithm>
-#include <bit>
 #include <utility>
 
 namespace k3::trunk {
 
+namespace {
+
+constexpr std::uint32_t kNoItem = 0xFFFFFFFF;
+
+}  // namespace
+
 ExpertDirectory::ExpertDirectory(Needs needs, std::vector<std::string> endpoints)
-    : needs_(std::move(needs)), holders_(std::size_t{needs_.n_layers} * needs_.n_experts) {
+    : needs_(std::move(needs)),
+      holders_(std::size_t{needs_.n_layers} * needs_.n_experts),
+      weights_(endpoints.size(), 1),
+      choice_(needs_.n_experts),
+      item_of_(needs_.n_experts, kNoItem) {
+    items_.reserve(needs_.n_experts);
     for (std::string& endpoint : endpoints) servers_.emplace_back().endpoint = std::move(endpoint);
 }
 
@@ -51,12 +61,13 @@ Status ExpertDirectory::admit(std::size_t server, const msg::Announcement& annou
                      "start the former binary there, or restart the trunk to go on with this one"};
     build = announcement.build;
     servers_[server].max_call_rows = facts->max_call_rows;
+    weights_[server] = facts->weight;
     for (const msg::ExpertHolding& holding : facts->holdings) {
         if (holding.layer < needs_.first_layer ||
             holding.layer - needs_.first_layer >= needs_.n_layers)
             continue;
         for (std::uint32_t expert = 0; expert < needs_.n_experts; ++expert)
-            if (holding.holds(expert)) holders(holding.layer, expert) |= bit;
+            if (holding.holds(expert)) holders_[index(holding.layer, expert)] |= bit;
     }
     return Status::ok();
 }
@@ -87,16 +98,32 @@ bool ExpertDirectory::is_covered_by(std::uint64_t available) const noexcept {
                        [&](std::uint64_t mask) { return (mask & available) != 0; });
 }
 
-std::size_t ExpertDirectory::choose(std::uint32_t layer, std::uint32_t expert,
-                                    std::uint64_t available) const noexcept {
-    std::uint64_t mask =
-        holders_[std::size_t{layer - needs_.first_layer} * needs_.n_experts + expert] & available;
-    const int n = std::popcount(mask);
-    if (n == 0) return kNobody;
-    // Drop the lower bits until the chosen one is the lowest.
-    for (std::uint32_t skip = (layer + expert) % static_cast<std::uint32_t>(n); skip > 0; --skip)
-        mask &= mask - 1;
-    return static_cast<std::size_t>(std::countr_zero(mask));
+bool ExpertDirectory::is_held(std::uint32_t layer, std::uint32_t expert,
+                              std::uint64_t available) const noexcept {
+    return (holders_[index(layer, expert)] & available) != 0;
+}
+
+void ExpertDirectory::choose(const Routing& routing, const std::vector<bool>& wanted,
+                             std::uint64_t available, std::span<std::uint8_t> servers) noexcept {
+    const std::size_t n_picks = routing.n_rows * routing.top_k;
+    items_.clear();
+    for (std::size_t rank = 0; rank < routing.top_k; ++rank)
+        for (std::size_t i = rank; i < n_picks; i += routing.top_k) {
+            const std::uint32_t expert = routing.ids[i];
+            if (!wanted[i] || item_of_[expert] != kNoItem) continue;
+            const std::uint64_t holders = holders_[index(routing.layer, expert)] & available;
+            if (holders == 0) continue;
+            const std::size_t server =
+                experts::preferred_holder(routing.layer, expert, holders, weights_);
+            item_of_[expert] = static_cast<std::uint32_t>(items_.size());
+            items_.push_back({holders, static_cast<std::uint8_t>(server)});
+        }
+    choice_.spread(items_, weights_);
+    for (std::size_t i = 0; i < n_picks; ++i) {
+        const std::uint32_t item = item_of_[routing.ids[i]];
+        servers[i] = wanted[i] && item != kNoItem ? items_[item].server : kNobody;
+    }
+    for (std::size_t i = 0; i < n_picks; ++i) item_of_[routing.ids[i]] = kNoItem;
 }
 
 }  // namespace k3::trunk

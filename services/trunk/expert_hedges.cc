@@ -52,12 +52,11 @@ Status ExpertClient::send_due_hedges() {
 Status ExpertClient::hedge(std::size_t i) {
     Call& call = calls_[i];
     const std::uint64_t others = servers_->available() & ~(std::uint64_t{1} << call.server);
-    for (std::uint32_t pick : call.picks) {
-        const std::size_t other =
-            servers_->directory().choose(routing_.layer, routing_.ids[pick], others);
-        if (other == ExpertDirectory::kNobody) return Status::ok();
-        chosen_[pick] = static_cast<std::uint8_t>(other);
-    }
+    is_hedged_.assign(is_pending_.size(), false);
+    for (std::uint32_t pick : call.picks) is_hedged_[pick] = true;
+    servers_->directory().choose(routing_, is_hedged_, others, chosen_);
+    for (std::uint32_t pick : call.picks)
+        if (chosen_[pick] == ExpertDirectory::kNobody) return Status::ok();
     const std::size_t first = n_calls_;
     for (std::size_t s = 0; s < servers_->size(); ++s) {
         Call* second = nullptr;

@@ -88,7 +88,7 @@ class ExpertServers {
     };
     std::size_t size() const noexcept { return peers_.size(); }
     Peer& operator[](std::size_t server) noexcept { return peers_[server]; }
-    const ExpertDirectory& directory() const noexcept { return directory_; }
+    ExpertDirectory& directory() noexcept { return directory_; }
     transport::Arena* arena() noexcept { return arena_.get(); }  // rows of calls; null: inline only
     transport::ArenaReader& reader() noexcept { return reader_; }
     /// Bit s: server s can be called.

@@ -212,6 +212,13 @@ class Samples {
                                            "trunk-1"}});
     }
 
+    void weighted_servers() {
+        msg::Announcement out = announcement();
+        out.kind = msg::ServiceKind::experts;
+        out.facts = msg::ExpertFacts{896, 3584, {{1, {0xFF}}}, 256, 1'000'000};
+        add("announcement_weight", out);
+    }
+
   private:
     std::vector<SampleMessage> out_;
 };
@@ -229,6 +236,7 @@ std::vector<SampleMessage> sample_messages() {
     samples.fast_lanes();
     samples.saved_sessions();
     samples.signs_of_life();
+    samples.weighted_servers();
     return std::move(samples).take();
 }
 

@@ -18,7 +18,7 @@ import sys
 
 CODE_FOLDERS = ("common", "services", "launcher", "tests", "bench")
 RANKS = {"base": 0, "storage": 1, "transport": 1, "model": 2, "kernels": 2, "telemetry": 2,
-         "pack": 3}
+         "pack": 3, "experts": 3}
 SERVICES = ("gateway", "tokenizer", "trunk", "experts", "sampler")
 
 # Third-party header (prefix) -> folders whose .cc files may include it. What is not named here may be

@@ -2,6 +2,8 @@
 
 #include "common/transport/messages/control.h"
 
+#include <algorithm>
+
 #include "common/transport/messages/codec.h"
 
 namespace k3::msg {
@@ -81,6 +83,7 @@ void write_facts(FactsBuilder out, const ExpertFacts& facts) {
     to.setNExperts(facts.n_experts);
     to.setLatentSize(facts.latent_size);
     to.setMaxCallRows(facts.max_call_rows);
+    to.setWeight(facts.weight);
     auto holdings = to.initHoldings(static_cast<unsigned>(facts.holdings.size()));
     for (unsigned i = 0; i < holdings.size(); ++i) {
         const ExpertHolding& holding = facts.holdings[i];
@@ -132,6 +135,7 @@ ExpertFacts read_facts(wire::ExpertFacts::Reader in, Checker& check) {
     facts.n_experts = in.getNExperts();
     facts.latent_size = in.getLatentSize();
     facts.max_call_rows = in.getMaxCallRows();
+    facts.weight = std::clamp<std::uint32_t>(in.getWeight(), 1, kMaxExpertWeight);
     auto holdings = in.getHoldings();
     unsigned n = check.count(holdings, "ExpertFacts.holdings", kMaxHoldings);
     for (unsigned i = 0; i < n; ++i) {

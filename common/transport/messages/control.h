@@ -46,11 +46,14 @@ struct ExpertHolding {
     bool operator==(const ExpertHolding&) const = default;
 };
 
+inline constexpr std::uint32_t kMaxExpertWeight = 1'000'000;
+
 struct ExpertFacts {
     std::uint32_t n_experts = 0;
     std::uint32_t latent_size = 0;
     std::vector<ExpertHolding> holdings;
     std::uint32_t max_call_rows = 0;
+    std::uint32_t weight = 1;  // 1 to kMaxExpertWeight
     bool operator==(const ExpertFacts&) const = default;
 };
 

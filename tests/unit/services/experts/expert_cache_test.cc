@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "services/experts/kept_experts.h"
 #include "tests/unit/services/experts/fake_store.h"
 
 using namespace k3;

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "services/experts/eviction_policy.h"
+#include "common/experts/eviction_policy.h"
 #include "tests/support/checkpoint_copy.h"
 #include "tests/support/text.h"
 

@@ -13,10 +13,10 @@
 #include <thread>
 #include <vector>
 
+#include "common/experts/trace_replay.h"
 #include "common/transport/channel.h"
 #include "common/transport/lane_host.h"
 #include "common/transport/tensor_io.h"
-#include "services/experts/trace_replay.h"
 #include "tests/support/checkpoint_copy.h"
 #include "tests/support/golden.h"
 #include "tests/support/message_fuzzer.h"

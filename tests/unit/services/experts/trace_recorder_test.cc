@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "services/experts/trace_replay.h"
+#include "common/experts/trace_replay.h"
 #include "tests/support/checkpoint_copy.h"
 #include "tests/support/text.h"
 

@@ -14,7 +14,9 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <set>
 #include <string>
 #include <thread>
@@ -292,6 +294,31 @@ TEST_CASE(
     check_same_bytes(logits);
     CHECK(rig.count("expert_server_losses") == 1);
     CHECK(rig.count("expert_calls_repeated") >= 1);
+}
+
+TEST_CASE("replicas of any weight give the same bytes, and no expert is asked of two servers") {
+    const std::vector<std::string> shares = {"all", "0/2", "1/2", "experts 0-5", "all"};
+    for (const std::vector<std::uint32_t>& weights :
+         {std::vector<std::uint32_t>{1, 1, 1, 1, 1}, {1, 2, 3, 4, 5}, {9, 1, 1, 7, 1}}) {
+        Rig rig;
+        std::mutex mutex;
+        std::map<std::pair<std::uint32_t, std::uint32_t>, std::set<std::size_t>> asked;
+        for (std::size_t s = 0; s < shares.size(); ++s)
+            rig.add({.share = shares[s], .weight = weights[s]}).on_call =
+                [&, s](const msg::ExpertCall& call) {
+                    const std::lock_guard lock(mutex);
+                    for (const msg::Pick& pick : call.picks)
+                        asked[{call.layer, pick.expert}].insert(s);
+                };
+        REQUIRE(rig.connect().has_value());
+        check_same_bytes(try_run(rig.client.get()));
+        std::set<std::size_t> used;
+        for (const auto& [key, servers] : asked) {
+            CHECK(servers.size() == 1);
+            used.insert(servers.begin(), servers.end());
+        }
+        CHECK(used.size() >= 3);
+    }
 }
 
 TEST_CASE("a replica takes over at once when a server dies for good") {

@@ -4,8 +4,10 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
+
 #include "tests/support/text.h"
 
 namespace k3::test {
@@ -41,6 +43,18 @@ msg::Announcement holder(const std::string& name, std::uint32_t i, std::uint32_t
     return announcement;
 }
 
+using Servers = std::vector<std::uint8_t>;
+
+/// Of a call with these picks, all of them wanted; one row unless `top_k` says otherwise.
+Servers chosen(ExpertDirectory& known, std::uint32_t layer, const std::vector<std::uint32_t>& ids,
+               std::uint64_t available, std::size_t top_k = 0) {
+    if (top_k == 0) top_k = ids.size();
+    Servers servers(ids.size());
+    known.choose({layer, ids.size() / top_k, top_k, ids.data(), nullptr},
+                 std::vector<bool>(ids.size(), true), available, servers);
+    return servers;
+}
+
 }  // namespace
 
 TEST_CASE("two halves cover everything, one half does not, and the sentence says what is missing") {
@@ -56,9 +70,11 @@ TEST_CASE("two halves cover everything, one half does not, and the sentence says
     CHECK(contains(uncovered.error().message, "ipc:///tmp/e1"));
     CHECK(known.admit(1, holder("experts-1", 1, 2)).has_value());
     CHECK(known.check_coverage().has_value());
-    CHECK(known.choose(4, 1, 0b11) == 1);
-    CHECK(known.choose(5, 1, 0b11) == 0);
-    CHECK(known.choose(5, 1, 0b10) == ExpertDirectory::kNobody);
+    CHECK(chosen(known, 4, {1}, 0b11) == Servers{1});
+    CHECK(chosen(known, 5, {1}, 0b11) == Servers{0});
+    CHECK(chosen(known, 5, {1}, 0b10) == Servers{ExpertDirectory::kNobody});
+    CHECK(known.is_held(5, 1, 0b11));
+    CHECK(!known.is_held(5, 1, 0b10));
 }
 
 TEST_CASE("without any server the sentence says so") {
@@ -109,16 +125,52 @@ TEST_CASE("replicas share the work evenly, and what one held alone is lost with 
     std::vector<int> load(3);
     for (std::uint32_t layer = 4; layer < 7; ++layer)
         for (std::uint32_t e = 0; e < 10; ++e) {
-            const std::size_t server = known.choose(layer, e, 0b111);
-            ++load[server];
-            CHECK(server == known.choose(layer, e, 0b111));
-            CHECK(known.choose(layer, e, 0b100) == 2);
+            const Servers servers = chosen(known, layer, {e}, 0b111);
+            ++load[servers[0]];
+            CHECK(servers == chosen(known, layer, {e}, 0b111));
+            CHECK(chosen(known, layer, {e}, 0b100) == Servers{2});
         }
-    for (int n : load) CHECK(n == 10);
+    for (int n : load) CHECK((n >= 7 && n <= 13));
     // The third comes back with a smaller share: its old one is forgotten.
     CHECK(known.admit(2, holder("e", 0, 5)).has_value());
-    CHECK(known.choose(4, 0, 0b100) == ExpertDirectory::kNobody);
-    CHECK(known.choose(4, 6, 0b100) == 2);
+    CHECK(chosen(known, 4, {0, 6}, 0b100) == Servers{ExpertDirectory::kNobody, 2});
+}
+
+TEST_CASE("the picks of a call are spread evenly, those of an expert stay together") {
+    ExpertDirectory known = directory(2);
+    for (std::size_t s = 0; s < 2; ++s) CHECK(known.admit(s, holder("e", 0, 1)).has_value());
+    // Experts that all would go to the same server, if it were not for the others.
+    std::vector<std::uint32_t> first;
+    for (std::uint32_t e = 0; e < 10 && first.size() < 4; ++e)
+        if (chosen(known, 4, {e}, 0b11) == Servers{0}) first.push_back(e);
+    REQUIRE(first.size() == 4);
+    CHECK(chosen(known, 4, first, 0b11) == Servers{0, 0, 1, 1});
+    CHECK(chosen(known, 4, first, 0b10) == Servers{1, 1, 1, 1});
+    // Two rows of three picks; one expert is wanted by both.
+    const Servers rows =
+        chosen(known, 4, {first[0], first[1], 9, first[1], first[2], first[3]}, 0b11, 3);
+    CHECK(rows[1] == rows[3]);
+    const auto n = std::count(rows.begin(), rows.end(), std::uint8_t{0}) - (rows[1] == 0 ? 1 : 0);
+    CHECK((n == 2 || n == 3));
+}
+
+TEST_CASE("a server that announces twice the weight is given twice as many") {
+    ExpertDirectory known = directory(2);
+    msg::Announcement strong = holder("strong", 0, 1);
+    std::get<msg::ExpertFacts>(strong.facts).weight = 2;
+    CHECK(known.admit(0, holder("weak", 0, 1)).has_value());
+    CHECK(known.admit(1, strong).has_value());
+    const Servers servers = chosen(known, 4, {0, 1, 2, 3, 4, 5, 6, 7, 8}, 0b11);
+    CHECK(std::count(servers.begin(), servers.end(), std::uint8_t{1}) == 6);
+}
+
+TEST_CASE("only wanted picks are given to anybody") {
+    ExpertDirectory known = directory(1);
+    CHECK(known.admit(0, holder("e", 0, 1)).has_value());
+    const std::vector<std::uint32_t> ids = {3, 5};
+    Servers servers(2);
+    known.choose({4, 2, 1, ids.data(), nullptr}, {false, true}, 1, servers);
+    CHECK(servers == Servers{ExpertDirectory::kNobody, 0});
 }
 
 TEST_CASE("the first build of a server is as good as any, another one later is not") {

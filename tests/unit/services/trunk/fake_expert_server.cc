@@ -57,6 +57,7 @@ void FakeExpertServer::set_ready() {
     facts.n_experts = model_.config.moe.n_experts;
     facts.latent_size = model_.config.moe.latent_size;
     facts.max_call_rows = options_.max_call_rows;
+    facts.weight = options_.weight;
     facts.holdings = must(model::parse_share(options_.share, model_.config)).holdings();
     announcement.facts = std::move(facts);
     announcement.build = options_.build;

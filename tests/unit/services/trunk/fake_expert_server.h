@@ -35,6 +35,7 @@ class FakeExpertServer {
         std::string name = "experts";
         std::string share = "all";
         std::uint32_t max_call_rows = 1024;
+        std::uint32_t weight = 1;
         std::string fingerprint = {};  // empty: the model's
         bool use_shm = false;          // for replies, where the caller can read them
         bool starts_loading = false;   // until set_ready()

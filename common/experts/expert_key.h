@@ -1,5 +1,5 @@
 #pragma once
-// Which expert, and how a call wants it.
+// Which expert, how a call wants it, what it is worth.
 
 #include <cstdint>
 
@@ -16,6 +16,12 @@ struct ExpertKey {
 struct ExpertUse {
     std::uint32_t expert = 0;
     std::uint32_t rank = 0;
+};
+
+/// Larger values stay longer; what a value means is known to the policy that gave it.
+struct KeptExpert {
+    ExpertKey key;
+    double value = 0;
 };
 
 }  // namespace k3::experts

@@ -1,4 +1,4 @@
-#include "services/experts/rank_weighted_policy.h"
+#include "common/experts/rank_weighted_policy.h"
 
 #include <algorithm>
 

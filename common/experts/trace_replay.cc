@@ -1,4 +1,4 @@
-#include "services/experts/trace_replay.h"
+#include "common/experts/trace_replay.h"
 
 #include <fmt/format.h>
 

@@ -1,6 +1,6 @@
 // The policies alone, and against the hit rates published with the routing trace.
 
-#include "services/experts/eviction_policy.h"
+#include "common/experts/eviction_policy.h"
 
 #include <doctest/doctest.h>
 
@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "services/experts/rank_weighted_policy.h"
-#include "services/experts/trace_replay.h"
+#include "common/experts/rank_weighted_policy.h"
+#include "common/experts/trace_replay.h"
 #include "tests/support/checkpoint_copy.h"
 #include "tests/support/golden.h"
 

@@ -15,8 +15,7 @@
 #include <vector>
 
 #include "common/base/result.h"
-#include "services/experts/expert_key.h"
-#include "services/experts/kept_experts.h"
+#include "common/experts/expert_key.h"
 
 namespace k3::experts {
 

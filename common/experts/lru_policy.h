@@ -7,7 +7,7 @@
 
 #include <vector>
 
-#include "services/experts/eviction_policy.h"
+#include "common/experts/eviction_policy.h"
 
 namespace k3::experts {
 

@@ -35,7 +35,7 @@
 #include <limits>
 #include <vector>
 
-#include "services/experts/eviction_policy.h"
+#include "common/experts/eviction_policy.h"
 
 namespace k3::experts {
 

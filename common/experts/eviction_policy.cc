@@ -1,9 +1,9 @@
-#include "services/experts/eviction_policy.h"
+#include "common/experts/eviction_policy.h"
 
 #include <string>
 
-#include "services/experts/lru_policy.h"
-#include "services/experts/rank_weighted_policy.h"
+#include "common/experts/lru_policy.h"
+#include "common/experts/rank_weighted_policy.h"
 
 namespace k3::experts {
 

@@ -1,4 +1,4 @@
-#include "services/experts/lru_policy.h"
+#include "common/experts/lru_policy.h"
 
 namespace k3::experts {
 
