@@ -40,8 +40,8 @@ double least_possible(Items items, const Weights& weights, std::size_t from = 0)
 Items at_home(const std::vector<std::uint64_t>& holders, const Weights& weights) {
     Items items;
     for (std::uint32_t i = 0; i < holders.size(); ++i)
-        items.push_back({holders[i], static_cast<std::uint8_t>(experts::preferred_holder(
-                                         1, i, holders[i], weights))});
+        items.push_back({holders[i], static_cast<std::uint8_t>(
+                                         experts::preferred_holder(1, i, holders[i], weights))});
     return items;
 }
 
@@ -122,8 +122,8 @@ TEST_CASE("the largest calls are spread too") {
     for (std::size_t s = 0; s < kServers; ++s) weights.push_back(1 + random() % 1'000'000);
     std::vector<std::uint64_t> holders;
     for (std::size_t i = 0; i < 896; ++i)
-        holders.push_back(std::uint64_t{1} << random() % kServers |
-                          std::uint64_t{1} << random() % kServers);
+        holders.push_back(std::uint64_t{1} << random() % kServers | std::uint64_t{1}
+                                                                        << random() % kServers);
     Items items = at_home(holders, weights);
     const double before = busiest(items, weights);
     ReplicaChoice choice(items.size());
