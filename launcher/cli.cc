@@ -133,6 +133,15 @@ Result<CommandLine> complete_run(const CLI::App* verb, RawCommands& raw) {
     return CommandLine(std::move(run));
 }
 
+Result<CommandLine> complete_plan(const CLI::App* verb, PlanCommand plan) {
+    if (plan.simulate.empty())
+        for (const char* flag : {"--rows", "--boxes", "--link-rate", "--round-trip-us"})
+            if (verb->count(flag) > 0)
+                return usage(fmt::format("plan: {} has no effect without --simulate", flag),
+                             "plan");
+    return CommandLine(std::move(plan));
+}
+
 Result<CommandLine> complete_pack(const CLI::App* verb, RawCommands& raw) {
     PackCommand& pack = raw.pack;
     auto given = [verb](const char* flag) { return verb->count(flag) > 0; };
@@ -201,7 +210,11 @@ Result<CommandLine> parse_command_line(int argc, const char* const* argv) {
     if (verb == verbs.run) return complete_run(verb, raw);
     if (verb == verbs.status) return CommandLine(std::move(raw.status));
     if (verb == verbs.down) return CommandLine(std::move(raw.down));
-    if (verb == verbs.plan) return CommandLine(std::move(raw.plan));
+    if (verb == verbs.plan) return complete_plan(verb, std::move(raw.plan));
+    if (verb == verbs.placement) {
+        raw.placement.shape_given = verb->count("--replicas") + verb->count("--replicated") > 0;
+        return CommandLine(std::move(raw.placement));
+    }
     if (verb == verbs.pack) return complete_pack(verb, raw);
     if (verb == verbs.keys) return CommandLine(std::move(raw.keys));
     if (verb == verbs.verify) return CommandLine(std::move(raw.verify));

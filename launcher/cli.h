@@ -78,6 +78,21 @@ struct PlanCommand {
     std::filesystem::path run_dir;
     std::uint64_t disk_rate = 0;  // bytes per second; 0: measured
     std::uint64_t memory_rate = 0;
+
+    std::filesystem::path simulate;  // a recorded routing to replay over the boxes; empty: none
+    std::uint32_t rows = 1;          // of a step
+    std::uint32_t boxes = 16;        // the table of equal boxes goes up to so many
+    std::uint64_t link_rate = 0;  // bytes per second of a box whose table says nothing; 0: no limit
+    std::uint32_t round_trip_us = 0;
+};
+
+struct PlacementCommand {
+    std::filesystem::path config;
+    std::filesystem::path out;    // file to write; empty: only the summary
+    std::uint32_t replicas = 1;   // servers that hold an expert
+    double replicated = 1;        // part of each layer's experts that have replicas
+    std::filesystem::path trace;  // a recorded routing; empty: none
+    bool shape_given = false;     // replicas or replicated
 };
 
 /// `k3pipe init`: writes a pipeline file with budgets for some memory.
@@ -125,8 +140,9 @@ struct HostStageCommand {};
 struct NothingCommand {};
 
 using CommandLine = std::variant<NothingCommand, UpCommand, RunCommand, StatusCommand, DownCommand,
-                                 PlanCommand, InitCommand, DoctorCommand, SynthCommand, PackCommand,
-                                 VerifyCommand, KeysCommand, HostStageCommand>;
+                                 PlanCommand, PlacementCommand, InitCommand, DoctorCommand,
+                                 SynthCommand, PackCommand, VerifyCommand, KeysCommand,
+                                 HostStageCommand>;
 
 /// Error: invalid_argument, with the nearest verb or flag where there is one.
 Result<CommandLine> parse_command_line(int argc, const char* const* argv);

@@ -301,6 +301,46 @@ void add_verify(CLI::App* verb, VerifyCommand& verify) {
         ->option_text("FILE");
 }
 
+void add_simulation(CLI::App* verb, PlanCommand& plan) {
+    verb->option_defaults()->group("Simulation");
+    verb->add_option("--simulate", plan.simulate,
+                     "replay a recorded routing over the expert servers: bytes, imbalance, seconds")
+        ->option_text("TRACE.csv");
+    verb->add_option("--rows", plan.rows, "positions of the trace in each step [1]")
+        ->option_text("N")
+        ->check(count());
+    verb->add_option("--boxes", plan.boxes, "compare up to so many equal boxes [16]")
+        ->option_text("N")
+        ->check(whole_number(64));
+    verb->add_option(
+            "--link-rate", plan.link_rate,
+            "bytes per second of a box's link, where its table has no link_rate [no limit]")
+        ->option_text("BYTES")
+        ->transform(size_in_bytes());
+    verb->add_option("--round-trip-us", plan.round_trip_us,
+                     "of a box, where its table has no round_trip_us [0]")
+        ->option_text("US")
+        ->check(count());
+}
+
+void add_placement(CLI::App* verb, PlacementCommand& placement) {
+    verb->add_option("-c,--config", placement.config, "pipeline file [the shipped demo.toml]")
+        ->option_text("FILE");
+    verb->add_option("--out", placement.out, "write the placement to this file [only show it]")
+        ->option_text("FILE");
+    verb->add_option("--replicas", placement.replicas, "servers that hold an expert [1]")
+        ->option_text("R")
+        ->check(whole_number(64));
+    verb->add_option("--replicated", placement.replicated,
+                     "with --trace: only this part of each layer's experts, those used most [1]")
+        ->option_text("PART")
+        ->check(any_number());
+    verb->add_option(
+            "--trace", placement.trace,
+            "a recorded routing: experts that were picked together go to different servers")
+        ->option_text("FILE.csv");
+}
+
 void add_examples(CLI::App* verb, std::string text) { verb->footer(fmt::format("\n{}", text)); }
 
 void declare_verbs(CLI::App& app, RawCommands& raw, Verbs* verbs) {
@@ -347,6 +387,18 @@ void declare_verbs(CLI::App& app, RawCommands& raw, Verbs* verbs) {
         ->add_option("--memory-rate", raw.plan.memory_rate, "bytes per second of memory [measured]")
         ->option_text("BYTES")
         ->transform(size_in_bytes());
+
+    add_simulation(verbs->plan, raw.plan);
+
+    verbs->placement = app.add_subcommand(
+        "placement", "Decide which expert server holds which experts, or show it.");
+    add_examples(verbs->placement,
+                 "Examples:\n"
+                 "  k3pipe placement -c boxes.toml                         what each server holds\n"
+                 "  k3pipe placement -c boxes.toml --replicas 2 --out boxes.placement\n"
+                 "  k3pipe placement -c boxes.toml --trace routing.csv --out boxes.placement\n"
+                 "Then: placement = \"boxes.placement\" in [pipeline].\n");
+    add_placement(verbs->placement, raw.placement);
 
     verbs->init = app.add_subcommand(
         "init", "Write a pipeline file with budgets for the memory of this or another box.");

@@ -19,6 +19,7 @@ struct RawCommands {
     StatusCommand status;
     DownCommand down;
     PlanCommand plan;
+    PlacementCommand placement;
     InitCommand init;
     DoctorCommand doctor;
     SynthCommand synth;
@@ -37,6 +38,7 @@ struct Verbs {
     CLI::App* status;
     CLI::App* down;
     CLI::App* plan;
+    CLI::App* placement;
     CLI::App* init;
     CLI::App* doctor;
     CLI::App* synth;

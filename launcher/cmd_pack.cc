@@ -9,7 +9,7 @@
 #include "common/base/settings.h"
 #include "common/model/layer_range.h"
 #include "common/model/load.h"
-#include "common/model/placement.h"
+#include "common/model/placement_file.h"
 #include "common/pack/make_pack.h"
 #include "launcher/commands.h"
 #include "launcher/progress_line.h"
@@ -35,7 +35,8 @@ Result<Packed> pack_trunk(const PackCommand& command, const model::Model& model,
 
 Result<Packed> pack_experts(const PackCommand& command, const model::Model& model,
                             ProgressLine& progress) {
-    ASSIGN_OR_RETURN(const model::Placement held, model::parse_share(command.share, model.config));
+    ASSIGN_OR_RETURN(const model::Share share, model::read_share(command.share, model));
+    const model::Placement& held = share.held;
     if (held.count() == 0)
         return Error{ErrorCode::invalid_argument,
                      fmt::format("the share '{}' holds no expert", command.share),

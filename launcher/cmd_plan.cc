@@ -6,7 +6,7 @@
 #include "common/base/settings.h"
 #include "common/model/layer_range.h"
 #include "common/model/load.h"
-#include "common/model/placement.h"
+#include "common/model/placement_file.h"
 #include "common/model/tensor_names.h"
 #include "common/transport/endpoint.h"
 #include "launcher/commands.h"
@@ -15,6 +15,7 @@
 #include "launcher/pipeline_keys.h"
 #include "launcher/plan_memory.h"
 #include "launcher/plan_model.h"
+#include "launcher/plan_simulation.h"
 #include "launcher/plan_time.h"
 #include "launcher/run_directory.h"
 #include "launcher/speed.h"
@@ -39,7 +40,8 @@ std::string setting_of(const StagePlan& stage, std::string_view name, std::strin
 }
 
 /// "layers 0-92", "share '0/3': 27478 experts, 449 GiB on disk".
-Result<std::string> holds_of(const StagePlan& stage, const model::ModelConfig& config) {
+Result<std::string> holds_of(const StagePlan& stage, const model::Model& model) {
+    const model::ModelConfig& config = model.config;
     if (stage.kind == ServiceKind::trunk) {
         ASSIGN_OR_RETURN(const model::LayerRange range,
                          model::parse_layers(setting_of(stage, "layers", "all"), config));
@@ -47,9 +49,9 @@ Result<std::string> holds_of(const StagePlan& stage, const model::ModelConfig& c
     }
     if (stage.kind != ServiceKind::experts) return std::string();
     const std::string share = setting_of(stage, "share", "all");
-    ASSIGN_OR_RETURN(const model::Placement held, model::parse_share(share, config));
-    return fmt::format("share '{}': {} experts, {} on disk", share, held.count(),
-                       format_bytes(held.count() * model::expert_bytes(config)));
+    ASSIGN_OR_RETURN(const model::Share given, model::read_share(share, model));
+    return fmt::format("share '{}': {} experts, {} on disk", share, given.held.count(),
+                       format_bytes(given.held.count() * model::expert_bytes(config)));
 }
 
 /// "protected by keys" for a stage on tcp; nothing for one that its socket file protects.
@@ -66,7 +68,7 @@ Result<std::string> facts_of(const StagePlan& stage, const PipelinePlan& plan, c
                              const MachineCores& machine) {
     std::string facts;
     if (!stage.model.empty()) {
-        ASSIGN_OR_RETURN(facts, holds_of(stage, models.at(stage.model).config));
+        ASSIGN_OR_RETURN(facts, holds_of(stage, models.at(stage.model)));
     }
     ASSIGN_OR_RETURN(const std::string cores, describe_cores(stage, machine));
     for (const std::string& fact : {cores, protection_of(stage, plan)}) {
@@ -114,15 +116,21 @@ Speed given_rate(std::uint64_t bytes_per_s) {
     return {static_cast<double>(bytes_per_s), "as given"};
 }
 
-void print_time(const PlanCommand& command, const model::Model& model, const PipelineMemory& memory,
-                const Speed& memory_speed) {
+Status print_time(const PlanCommand& command, const PipelinePlan& plan, const model::Model& model,
+                  const PipelineMemory& memory, const Speed& memory_speed) {
     const TokenReads reads = token_reads(model.config, memory);
+    const bool is_simulated = !command.simulate.empty();
     Speed disk{0, ""};
     if (command.disk_rate > 0)
         disk = given_rate(command.disk_rate);
-    else if (reads.disk_bytes() > 0)
+    else if (reads.disk_bytes() > 0 || (is_simulated && needs_disk_rate(plan)))
         disk = measure_disk(shard_paths(*model.checkpoint), kDiskSeconds);
     fmt::print("\n{}", time_table(reads, memory_speed, disk));
+    if (!is_simulated) return Status::ok();
+    ASSIGN_OR_RETURN(const std::string tables,
+                     simulation_tables(command, plan, model, memory, {memory_speed, disk}));
+    fmt::print("\n{}", tables);
+    return Status::ok();
 }
 
 Status print_plan(const PlanCommand& command) {
@@ -150,12 +158,16 @@ Status print_plan(const PlanCommand& command) {
     RETURN_IF_ERROR(print_stages(plan, models, machine));
     for (const auto& [path, model] : models) fmt::print("\n{}", model_table(model));
     fmt::print("\n{}", memory_table(memory, available));
-    if (plan.has_remote()) {
+    if (plan.has_remote() && command.simulate.empty()) {
         fmt::print("  stages of other boxes are not counted: this is what the one at hand needs\n");
         return Status::ok();
     }
-    if (models.size() == 1) print_time(command, models.begin()->second, memory, speed);
-    return Status::ok();
+    if (models.size() == 1) return print_time(command, plan, models.begin()->second, memory, speed);
+    if (command.simulate.empty()) return Status::ok();
+    return Error{ErrorCode::invalid_argument,
+                 fmt::format("{} stages with {} checkpoints cannot be simulated",
+                             plan.stages.size(), models.size()),
+                 "give all stages the same model"};
 }
 
 }  // namespace

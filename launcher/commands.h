@@ -10,6 +10,7 @@ int run(const RunCommand& command);
 int status(const StatusCommand& command);
 int down(const DownCommand& command);
 int plan(const PlanCommand& command);
+int placement(const PlacementCommand& command);
 int init(const InitCommand& command);
 int doctor(const DoctorCommand& command);
 int synth(const SynthCommand& command);

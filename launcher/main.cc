@@ -20,6 +20,9 @@ struct Dispatch {
     int operator()(const k3::launcher::StatusCommand& command) const { return status(command); }
     int operator()(const k3::launcher::DownCommand& command) const { return down(command); }
     int operator()(const k3::launcher::PlanCommand& command) const { return plan(command); }
+    int operator()(const k3::launcher::PlacementCommand& command) const {
+        return placement(command);
+    }
     int operator()(const k3::launcher::InitCommand& command) const { return init(command); }
     int operator()(const k3::launcher::DoctorCommand& command) const { return doctor(command); }
     int operator()(const k3::launcher::SynthCommand& command) const { return synth(command); }

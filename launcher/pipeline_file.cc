@@ -10,6 +10,7 @@
 #include <iterator>
 #include <set>
 
+#include "common/model/placement_file.h"
 #include "launcher/stage_table.h"
 #include "launcher/toml_table.h"
 #include "launcher/words.h"
@@ -28,6 +29,7 @@ constexpr std::array kKinds = {ServiceKind::tokenizer, ServiceKind::sampler, Ser
 std::vector<std::string> pipeline_keys() {
     return {"name",
             "model",
+            "placement",
             "run_dir",
             "keys",
             "payload",
@@ -61,17 +63,36 @@ Status check_own_files(const fs::path& file, const std::vector<StageSpec>& stage
     return Status::ok();
 }
 
+/// With a placement every server started here takes its share from that file.
+Status complete_placed(const fs::path& file, const fs::path& placement,
+                       std::vector<StageSpec>* stages) {
+    for (StageSpec& stage : *stages) {
+        if (stage.find("share") != nullptr)
+            return Error{ErrorCode::invalid_argument,
+                         fmt::format("{}:{}: '{}' has a share, and [pipeline] a placement",
+                                     file.string(), stage.line, stage.name),
+                         "remove one of the two"};
+        if (!stage.attached())
+            stage.settings.push_back({"share", {model::share_in_file(placement, stage.name)}});
+    }
+    return Status::ok();
+}
+
 /// Names and default shares, once all stages of a kind are known.
-Status complete_kind(const fs::path& file, ServiceKind kind, std::vector<StageSpec>* stages) {
+Status complete_kind(const fs::path& file, ServiceKind kind, const fs::path& placement,
+                     std::vector<StageSpec>* stages) {
     std::size_t with_share = 0;
     for (const StageSpec& stage : *stages)
         if (stage.find("share") != nullptr || stage.attached()) ++with_share;
     std::size_t n = stages->size();
-    for (std::size_t i = 0; i < n; ++i) {
-        StageSpec& stage = (*stages)[i];
-        if (stage.name.empty())
+    for (std::size_t i = 0; i < n; ++i)
+        if (StageSpec& stage = (*stages)[i]; stage.name.empty())
             stage.name =
                 n == 1 ? std::string(to_string(kind)) : fmt::format("{}-{}", to_string(kind), i);
+    if (kind == ServiceKind::experts && !placement.empty())
+        RETURN_IF_ERROR(complete_placed(file, placement, stages));
+    for (std::size_t i = 0; i < n; ++i) {
+        StageSpec& stage = (*stages)[i];
         if (kind != ServiceKind::experts || stage.attached() || stage.find("share") != nullptr)
             continue;
         if (with_share > 0)
@@ -87,7 +108,7 @@ Status complete_kind(const fs::path& file, ServiceKind kind, std::vector<StageSp
 }
 
 Result<std::vector<StageSpec>> read_kind(const fs::path& file, const toml::table& root,
-                                         ServiceKind kind) {
+                                         ServiceKind kind, const fs::path& placement) {
     std::vector<StageSpec> stages;
     std::string word(to_string(kind));
     auto add = [&](const toml::table& table, const std::string& heading) -> Status {
@@ -119,7 +140,7 @@ Result<std::vector<StageSpec>> read_kind(const fs::path& file, const toml::table
                          ? fmt::format("write [{0}] for one, or [[{0}]] for each of several", word)
                          : fmt::format("write [{}] once", word)};
     }
-    RETURN_IF_ERROR(complete_kind(file, kind, &stages));
+    RETURN_IF_ERROR(complete_kind(file, kind, placement, &stages));
     return stages;
 }
 
@@ -207,6 +228,7 @@ Status read_pipeline_table(const toml::table& root, PipelineSpec* spec) {
                             fmt::format("'{}' is not a legal pipeline name", spec->name),
                             "set name in [pipeline]: letters, digits, - and _, at most 40");
     RETURN_IF_ERROR(reader.path("model", &spec->model));
+    RETURN_IF_ERROR(reader.path("placement", &spec->placement));
     RETURN_IF_ERROR(reader.path("run_dir", &spec->run_dir));
     RETURN_IF_ERROR(reader.path("keys", &spec->keys));
     RETURN_IF_ERROR(reader.choice("payload", {"shm", "inline"}, &spec->payload));
@@ -297,7 +319,8 @@ Result<PipelineSpec> parse_pipeline(std::string_view text, const fs::path& file)
     RETURN_IF_ERROR(check_tables(file, root));
     RETURN_IF_ERROR(read_pipeline_table(root, &spec));
     for (ServiceKind kind : kKinds) {
-        ASSIGN_OR_RETURN(std::vector<StageSpec> stages, read_kind(file, root, kind));
+        ASSIGN_OR_RETURN(std::vector<StageSpec> stages,
+                         read_kind(file, root, kind, spec.placement));
         std::move(stages.begin(), stages.end(), std::back_inserter(spec.stages));
     }
     RETURN_IF_ERROR(read_hosts(root, &spec));

@@ -25,6 +25,14 @@ struct ServiceSetting {
     std::vector<std::string> values;  // several: the flag is repeated; none: a bare flag
 };
 
+/// What a box can do, for `k3pipe plan --simulate`; 0: as measured here or given by flags.
+struct BoxFigures {
+    std::uint64_t disk_rate = 0;  // bytes per second
+    std::uint64_t memory_rate = 0;
+    std::uint64_t link_rate = 0;  // to and from the trunk's box
+    std::int64_t round_trip_us = 0;
+};
+
 enum class RestartPolicy { on_failure, never };
 
 struct StageSpec {
@@ -40,6 +48,9 @@ struct StageSpec {
     std::vector<std::pair<std::string, std::string>> env;
     RestartPolicy restart = RestartPolicy::on_failure;
     bool terminal = false;  // it gets the launcher's terminal (a debugger)
+    std::int64_t weight =
+        0;  // of an expert server, in a placement and among replicas; 0: not given
+    BoxFigures box;
     std::vector<ServiceSetting> settings;
 
     bool attached() const noexcept { return !endpoint.empty(); }
@@ -57,10 +68,11 @@ struct HostSpec {
 
 struct PipelineSpec {
     std::filesystem::path file;
-    std::string name;               // of the run directory; [A-Za-z0-9_-], at most 40
-    std::filesystem::path model;    // checkpoint directory; empty if every stage is attached
-    std::filesystem::path run_dir;  // where run directories are made; empty: the default place
-    std::filesystem::path keys;     // key file; empty: the default place (pipeline_keys.h)
+    std::string name;                 // of the run directory; [A-Za-z0-9_-], at most 40
+    std::filesystem::path model;      // checkpoint directory; empty if every stage is attached
+    std::filesystem::path placement;  // which expert server holds what; empty: as shares say
+    std::filesystem::path run_dir;    // where run directories are made; empty: the default place
+    std::filesystem::path keys;       // key file; empty: the default place (pipeline_keys.h)
     std::string payload = "shm";
     std::string log_level = "info";
     std::int64_t start_timeout_s = 120;  // without any progress

@@ -10,7 +10,7 @@
 
 #include "common/base/settings.h"
 #include "common/model/memory_plan.h"
-#include "common/model/placement.h"
+#include "common/model/placement_file.h"
 #include "common/model/tensor_names.h"
 #include "common/transport/lane_host.h"
 #include "launcher/plan_model.h"
@@ -184,8 +184,9 @@ class MemoryPlanner {
     Status add_experts(const StagePlan& stage, ProcessMemory& process) {
         const Flags flags(stage);
         const model::ModelConfig& config = models_.at(stage.model).config;
-        ASSIGN_OR_RETURN(const model::Placement held,
-                         model::parse_share(flags.text("--share", "all"), config));
+        ASSIGN_OR_RETURN(const model::Share share,
+                         model::read_share(flags.text("--share", "all"), models_.at(stage.model)));
+        const model::Placement& held = share.held;
         ASSIGN_OR_RETURN(const std::uint64_t rows,
                          flags.number("--max-call-rows", model::kDefaultMaxRows));
         model::ExpertMemoryOptions options;
@@ -203,6 +204,7 @@ class MemoryPlanner {
                 "{}: cache_bytes is not set; its whole share, or a quarter of what is free",
                 stage.name));
         out_.expert_slots += memory->n_slots;
+        out_.slots_of[stage.name] = memory->n_slots;
         out_.experts_held += held.count();
         process.items.push_back(
             {"index of the checkpoint", model::checkpoint_index_size(config).kept_bytes});

@@ -37,7 +37,8 @@ struct PipelineMemory {
     std::vector<std::string> notes;        // one line each: what a session needs, what 0 stands for
     std::uint64_t trunk_token_bytes = 0;   // of weights that are read again for every token
     std::uint64_t expert_slots = 0;        // of all servers
-    std::uint64_t experts_held = 0;        // by all servers
+    std::map<std::string, std::uint64_t> slots_of;  // of each, by name
+    std::uint64_t experts_held = 0;                 // by all servers
     std::uint64_t bytes() const noexcept;
 };
 

@@ -197,6 +197,7 @@ class Planner {
             StagePlan plan;
             plan.kind = stage.kind;
             plan.name = stage.name;
+            plan.box = stage.box;
             if (stage.line > 0) plan.where = fmt::format("{}:{}", spec_.file.string(), stage.line);
             plan.endpoint = endpoints_[stage.kind][i];
             plan.owned = !stage.attached();
@@ -346,6 +347,7 @@ Result<PipelinePlan> make_plan(const PipelineSpec& spec, const fs::path& run_dir
     PipelinePlan plan;
     plan.name = spec.name;
     plan.model = spec.model;
+    plan.placement = spec.placement;
     plan.run_directory = run_directory;
     plan.run_id = run_id;
     RETURN_IF_ERROR(Planner(spec, plan).run());

@@ -24,6 +24,7 @@ struct StagePlan {
     std::size_t n_wrap = 0;         // words of the wrapper in argv
     bool own_sessions = false;      // its box knows where saved sessions lie there
     std::vector<std::pair<std::string, std::string>> env;
+    BoxFigures box;
     std::filesystem::path model;  // its checkpoint, on its box; empty for stages without one
     std::vector<ServiceSetting> settings;  // as its flags say, defaults not included
     std::filesystem::path keys;  // key file, in argv if it runs here; empty: it needs none
@@ -36,6 +37,7 @@ struct PipelinePlan {
     std::string name;
     std::filesystem::path model;
     std::filesystem::path keys;  // key file of its stages on tcp; empty: none of them has keys
+    std::filesystem::path placement;  // empty: none
     std::filesystem::path run_directory;
     std::uint64_t run_id = 0;
     std::vector<StagePlan> stages;

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/base/settings.h"
 #include "common/transport/endpoint.h"
 #include "launcher/words.h"
 
@@ -65,6 +66,8 @@ Status read_settings(const TomlTable& reader, std::vector<ServiceSetting>* setti
             ASSIGN_OR_RETURN(std::string value, setting_text(reader, key, *node));
             if (std::find(kPathSettings.begin(), kPathSettings.end(), key) != kPathSettings.end())
                 value = reader.resolve(value).string();
+            if (key == "share" && value.starts_with('@'))  // a placement file
+                value = "@" + reader.resolve(value.substr(1)).string();
             setting.values.push_back(std::move(value));
         }
         settings->push_back(std::move(setting));
@@ -84,6 +87,26 @@ Status read_env(TomlTable& reader, StageSpec* stage) {
         stage->env.emplace_back(std::string(key.str()), std::move(text));
     }
     return Status::ok();
+}
+
+Status read_rate(TomlTable& reader, std::string_view key, std::uint64_t* value) {
+    const toml::node* node = reader.take(key);
+    if (node == nullptr) return Status::ok();
+    ASSIGN_OR_RETURN(const std::string text, setting_text(reader, std::string(key), *node));
+    const auto bytes = parse_bytes(text);
+    if (!bytes.has_value() || *bytes == 0)
+        return reader.wrong(*node,
+                            fmt::format("{} {} = '{}' is no rate", reader.heading(), key, text),
+                            "write bytes per second: \"3GB\"");
+    *value = *bytes;
+    return Status::ok();
+}
+
+Status read_box(TomlTable& reader, BoxFigures* box) {
+    RETURN_IF_ERROR(read_rate(reader, "disk_rate", &box->disk_rate));
+    RETURN_IF_ERROR(read_rate(reader, "memory_rate", &box->memory_rate));
+    RETURN_IF_ERROR(read_rate(reader, "link_rate", &box->link_rate));
+    return reader.integer("round_trip_us", 0, 10'000'000, &box->round_trip_us);
 }
 
 Status check_endpoint(const TomlTable& reader, const toml::table& table, std::string_view key,
@@ -189,7 +212,12 @@ Status read_stage(const fs::path& file, const toml::table& table, ServiceKind ki
             fmt::format("{} count: a pipeline has one {}", reader.heading(), to_string(kind)),
             "remove it; trunk and experts may have a count");
     RETURN_IF_ERROR(reader.integer("count", 1, 256, count));
+    if (several) RETURN_IF_ERROR(read_box(reader, &stage->box));
+    if (kind == ServiceKind::experts)
+        RETURN_IF_ERROR(reader.integer("weight", 1, msg::kMaxExpertWeight, &stage->weight));
     RETURN_IF_ERROR(read_settings(reader, &stage->settings));
+    if (stage->weight > 0 && !stage->attached())  // an attached one announces its own
+        stage->settings.push_back({"weight", {std::to_string(stage->weight)}});
     for (ServiceSetting& setting : stage->settings)  // a path like those of the launcher's own keys
         if (setting.name == "session_dir")
             for (std::string& path : setting.values)

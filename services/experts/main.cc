@@ -42,7 +42,8 @@ k3::Result<k3::Settings::Action> read_settings(int argc, const char* const* argv
                       "file that k3pipe pack experts made: read from it instead of the checkpoint, "
                       "of which only config.json is needed then");
     settings.add_text("share", &out.experts.share,
-                      "experts served: all, 0/3 (every third), \"layers 1-4 experts 0-7; ...\"");
+                      "experts served: all, 0/3 (every third), \"layers 1-4 experts 0-7; ...\", "
+                      "@FILE#NAME (of server NAME in a placement file)");
     settings.add_bytes("cache_bytes", &out.experts.cache_bytes,
                        "memory for experts; 0: all of the share, or a quarter of the free memory");
     settings.add_choice("policy", &out.experts.policy, {"rank-weighted", "lru"},
@@ -73,9 +74,12 @@ k3::Result<k3::Settings::Action> read_settings(int argc, const char* const* argv
                          "how long one call may wait for its experts to be read");
     settings.add_integer("max_call_rows", &max_call_rows, 1, 65536,
                          "rows of one call, more are refused");
-    settings.add_integer("weight", &weight, 1, k3::msg::kMaxExpertWeight,
+    settings.add_integer("weight", &weight, 0, k3::msg::kMaxExpertWeight,
                          "among servers that hold the same expert: one of weight 2 is given twice "
-                         "as many");
+                         "as many; 0: as a placement file says, else 1");
+    settings.add_bytes("read_limit", &out.experts.read_limit,
+                       "read no more bytes per second than this, to try out a slower disk; 0: no "
+                       "limit");
     auto action = settings.parse(argc, argv);
     out.experts.max_call_rows = static_cast<std::uint32_t>(max_call_rows);
     out.experts.n_readers = static_cast<std::uint32_t>(n_readers);

@@ -11,6 +11,7 @@
 #include "common/base/settings.h"
 #include "common/model/memory_plan.h"
 #include "common/transport/tensor_io.h"
+#include "services/experts/limited_store.h"
 #include "services/experts/pack_store.h"
 
 namespace k3::experts {
@@ -54,11 +55,12 @@ Error not_for_us(const msg::Body& body) {
 
 }  // namespace
 
-Service::Service(const Options& options, const model::Model& model, model::Placement held)
+Service::Service(const Options& options, const model::Model& model, model::Share share)
     : options_(options),
       config_(model.config),
       fingerprint_(model.fingerprint),
-      held_(std::move(held)),
+      held_(std::move(share.held)),
+      weight_(options.weight > 0 ? options.weight : share.weight),
       sums_(std::size_t{options.max_call_rows} * model.config.moe.latent_size),
       calls_(counters_.add("expert_calls")),
       failed_calls_(counters_.add("expert_calls_failed")),
@@ -71,8 +73,8 @@ Service::Service(const Options& options, const model::Model& model, model::Place
 
 Result<std::unique_ptr<Service>> Service::create(const Options& options, const model::Model& model,
                                                  std::shared_ptr<const pack::Pack> pack) {
-    ASSIGN_OR_RETURN(model::Placement held, model::parse_share(options.share, model.config));
-    if (held.count() == 0)
+    ASSIGN_OR_RETURN(model::Share share, model::read_share(options.share, model));
+    if (share.held.count() == 0)
         return Error{
             ErrorCode::invalid_argument,
             fmt::format("the share '{}' holds no expert of {}", options.share, model.config.name),
@@ -82,7 +84,7 @@ Result<std::unique_ptr<Service>> Service::create(const Options& options, const m
                      fmt::format("{} experts for each row, and a 64-bit sum holds {} terms",
                                  model.config.moe.top_k, kMostTerms),
                      "use a model with fewer experts for each token"};
-    std::unique_ptr<Service> service(new Service(options, model, std::move(held)));
+    std::unique_ptr<Service> service(new Service(options, model, std::move(share)));
     RETURN_IF_ERROR(service->open_origin(model, std::move(pack)));
     RETURN_IF_ERROR(service->open_disk_cache());
     RETURN_IF_ERROR(service->build());
@@ -106,6 +108,8 @@ Status Service::open_origin(const model::Model& model, std::shared_ptr<const pac
     }
     if (!why_buffered.empty())
         log::info("experts are read through the page cache: " + why_buffered);
+    if (options_.read_limit > 0)
+        origin_ = std::make_unique<LimitedStore>(std::move(origin_), options_.read_limit);
     return Status::ok();
 }
 
@@ -179,7 +183,7 @@ msg::Announcement Service::announcement() const {
     out.fingerprint = fingerprint_;
     if (arena_) out.arena = arena_->probe();
     out.facts = msg::ExpertFacts{config_.moe.n_experts, config_.moe.latent_size, held_.holdings(),
-                                 options_.max_call_rows, options_.weight};
+                                 options_.max_call_rows, weight_};
     return out;
 }
 

@@ -11,7 +11,7 @@
 #include "common/base/result.h"
 #include "common/model/load.h"
 #include "common/model/memory_plan.h"
-#include "common/model/placement.h"
+#include "common/model/placement_file.h"
 #include "common/pack/pack.h"
 #include "common/telemetry/counters.h"
 #include "common/transport/arena.h"
@@ -30,12 +30,13 @@ class Service {
   public:
     struct Options {
         std::string name = "experts";
-        std::string share = "all";      // common/model/placement.h
+        std::string share = "all";      // common/model/placement_file.h
         std::uint64_t cache_bytes = 0;  // 0: all held experts, or a quarter of the free memory
         std::string policy = "rank-weighted";
         std::uint32_t max_call_rows = model::kDefaultMaxRows;
-        std::uint32_t weight = 1;  // announced: msg::ExpertFacts
+        std::uint32_t weight = 0;  // announced: msg::ExpertFacts; 0: as the share says
         std::uint32_t n_readers = 4;
+        std::uint64_t read_limit = 0;        // bytes per second, to try a slower disk; 0: none
         bool direct = true;                  // read past the page cache where that is possible
         std::string disk_cache;              // directory; empty: none
         std::uint64_t disk_cache_bytes = 0;  // on the disk
@@ -71,7 +72,7 @@ class Service {
     const ExpertCache& cache() const noexcept { return *cache_; }
 
   private:
-    Service(const Options& options, const model::Model& model, model::Placement held);
+    Service(const Options& options, const model::Model& model, model::Share share);
     Status open_origin(const model::Model& model, std::shared_ptr<const pack::Pack> pack);
     Status open_disk_cache();
     Status build();
@@ -87,6 +88,7 @@ class Service {
     const model::ModelConfig config_;
     const std::string fingerprint_;
     const model::Placement held_;
+    const std::uint32_t weight_;
     std::unique_ptr<ExpertStore> origin_;         // pack or checkpoint
     std::unique_ptr<DiskCacheStore> disk_cache_;  // null: none
     std::unique_ptr<ExpertCache> cache_;

@@ -146,6 +146,20 @@ TEST_CASE("the shape of the pipeline does not change a bit") {
         extra = "payload = 'inline'\n";
         chunk = 40;  // the longest prompt
     }
+    SUBCASE("three weighted servers of a placement file, each expert on two of them") {
+        stages = "[[experts]]\nweight = 3\n[[experts]]\nweight = 2\n[[experts]]\nweight = 1\n";
+        const std::string made =
+            world
+                .write("made.toml", "[pipeline]\nmodel = '" + (golden_dir() / "tiny-k3").string() +
+                                        "'\n" + stages)
+                .string();
+        const std::string placement = (world.path() / "three.placement").string();
+        const Ended ended =
+            world.k3pipe({"placement", "-c", made, "--replicas", "2", "--out", placement});
+        REQUIRE_MESSAGE(ended.code == 0, ended.err);
+        extra = "placement = '" + placement + "'\n";
+        chunk = 7;
+    }
     stages += "[gateway]\nprefill_chunk = " + std::to_string(chunk) + "\n";
     Pipeline pipeline(world, "shape", golden_dir() / "tiny-k3", stages, extra);
     // That the chunk is what it says, and not cut by another limit.

@@ -203,6 +203,30 @@ TEST_CASE("verify takes a path and what to compare it with") {
     CHECK(refusal({"verify", "/m", "--sha256", ""}).find("--sha256 is empty") != std::string::npos);
 }
 
+TEST_CASE("a placement and a simulation take their figures") {
+    auto parsed = parse({"placement", "-c", "f", "--replicas", "2", "--replicated", "0.25",
+                         "--trace", "t.csv", "--out", "p"});
+    REQUIRE_MESSAGE(parsed.has_value(), parsed.error().sentence());
+    const auto& placement = std::get<PlacementCommand>(*parsed);
+    CHECK(placement.replicas == 2);
+    CHECK(placement.replicated == doctest::Approx(0.25));
+    CHECK(placement.trace == "t.csv");
+    CHECK(placement.out == "p");
+    CHECK(placement.shape_given);
+    CHECK(refusal({"placement", "--replicas", "65"}).find("from 0 to 64") != std::string::npos);
+
+    parsed = parse({"plan", "--simulate", "t.csv", "--rows", "16", "--boxes", "4", "--link-rate",
+                    "1.2GB", "--round-trip-us", "100"});
+    REQUIRE_MESSAGE(parsed.has_value(), parsed.error().sentence());
+    const auto& plan = std::get<PlanCommand>(*parsed);
+    CHECK(plan.rows == 16);
+    CHECK(plan.boxes == 4);
+    CHECK(plan.link_rate == 1'200'000'000);
+    CHECK(plan.round_trip_us == 100);
+    CHECK(refusal({"plan", "--boxes", "4"}).find("no effect without --simulate") !=
+          std::string::npos);
+}
+
 TEST_CASE("a sparse checkpoint has the released size and no other") {
     auto parsed = parse({"synth", "--sparse", "out"});
     REQUIRE(parsed.has_value());

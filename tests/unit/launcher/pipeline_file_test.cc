@@ -3,6 +3,8 @@
 #include <doctest/doctest.h>
 
 #include <string>
+
+#include "launcher/server_weights.h"
 #include "tests/support/text.h"
 
 using namespace k3;
@@ -180,6 +182,58 @@ TEST_CASE("a mistake in the file is one sentence with its line") {
         CHECK(
             test::contains(refusal("[pipeline]\n[trunk]\nwrap = \"a 'b\"\n"), "open single quote"));
     }
+}
+
+TEST_CASE("with a placement every server that is started takes its share from it") {
+    auto spec = parse(
+        "[pipeline]\nmodel='m'\nplacement='p.placement'\n"
+        "[[experts]]\n[[experts]]\nendpoint='tcp://10.0.0.2:7000'\n[[experts]]\nname='big'\n");
+    REQUIRE_MESSAGE(spec.has_value(), spec.error().sentence());
+    const auto servers = spec->of_kind(msg::ServiceKind::experts);
+    CHECK(servers[0]->find("share")->values.front() == "@/some/where/p.placement#experts-0");
+    CHECK(servers[1]->find("share") == nullptr);
+    CHECK(servers[2]->find("share")->values.front() == "@/some/where/p.placement#big");
+    CHECK(test::contains(refusal("[pipeline]\nplacement='p'\n[experts]\nshare='all'\n"),
+                         "'experts' has a share, and [pipeline] a placement"));
+    auto by_hand = parse("[pipeline]\n[experts]\nshare='@p#experts-1'\n");
+    CHECK(by_hand->of_kind(msg::ServiceKind::experts)[0]->find("share")->values.front() ==
+          "@/some/where/p#experts-1");
+}
+
+TEST_CASE("figures of a box stay with the launcher, its weight goes to the server") {
+    auto spec = parse(
+        "[pipeline]\nplacement='p'\n[[experts]]\nweight=3\ndisk_rate='3GB'\nmemory_rate="
+        "40000000000\n"
+        "link_rate='1.2GB'\nround_trip_us=100\n"
+        "[[experts]]\nendpoint='tcp://10.0.0.2:7000'\nweight=2\nlink_rate='100MB'\n");
+    REQUIRE_MESSAGE(spec.has_value(), spec.error().sentence());
+    const auto servers = spec->of_kind(msg::ServiceKind::experts);
+    CHECK(servers[0]->box.disk_rate == 3'000'000'000);
+    CHECK(servers[0]->box.memory_rate == 40'000'000'000);
+    CHECK(servers[0]->box.link_rate == 1'200'000'000);
+    CHECK(servers[0]->box.round_trip_us == 100);
+    CHECK(servers[0]->find("disk_rate") == nullptr);
+    CHECK(servers[0]->find("weight")->values.front() == "3");
+    CHECK(servers[1]->weight == 2);
+    CHECK(servers[1]->find("weight") == nullptr);
+    CHECK(test::contains(refusal("[pipeline]\n[experts]\nweight=0\n"), "weight must be"));
+    CHECK(test::contains(refusal("[pipeline]\n[experts]\nlink_rate='0'\n"), "is no rate"));
+}
+
+TEST_CASE("servers weigh what the file says, else by their memory, else the same") {
+    using Weights = std::vector<std::uint32_t>;
+    const auto weights = [](const std::string& tables) {
+        return server_weights(parse("[pipeline]\n" + tables).value());
+    };
+    CHECK(*weights("[[experts]]\nweight=7\n[[experts]]\nweight=2\ncache_bytes='1GiB'\n") ==
+          Weights{7, 2});
+    CHECK(*weights("[[experts]]\ncache_bytes='8GiB'\n[[experts]]\ncache_bytes='1MiB'\n") ==
+          Weights{128, 1});
+    CHECK(*weights("[[experts]]\ncache_bytes='8GiB'\n[[experts]]\n") == Weights{1, 1});
+    const auto mixed = weights("[[experts]]\nweight=7\n[[experts]]\n");
+    REQUIRE_FALSE(mixed.has_value());
+    CHECK(test::contains(mixed.error().message, "'experts-1' has no weight"));
+    CHECK_FALSE(weights("[[experts]]\ncache_bytes='much'\n").has_value());
 }
 
 TEST_CASE("a missing file, and a folder instead of a file, are refused by name") {
