@@ -6,7 +6,6 @@
 #include <limits>
 
 #include "common/model/tensor_names.h"
-#include "common/model/weight_plan.h"
 #include "common/storage/direct_file.h"
 #include "common/transport/arena_layout.h"
 
@@ -43,13 +42,14 @@ std::uint64_t resident_weight_bytes(const ModelConfig& config, LayerRange range)
 }
 
 Result<TrunkWeightSize> trunk_weight_size(const ModelConfig& config, LayerRange range,
-                                          std::uint64_t budget_bytes) {
+                                          std::uint64_t budget_bytes, const ReadUnits& units) {
     const TrunkWeightSize all{resident_weight_bytes(config, range), 0, 0};
     if (budget_bytes == 0) return all;
     WeightPlanOptions options;
     options.first_layer = range.first;
     options.n_layers = range.count;
     options.budget_bytes = budget_bytes;
+    options.units = units;
     ASSIGN_OR_RETURN(const WeightPlan plan, plan_weights(config, options));
     if (plan.keeps_all()) return all;
     return TrunkWeightSize{plan.memory_bytes() - plan.ring_bytes, plan.ring_bytes,

@@ -13,6 +13,7 @@
 #include "common/base/result.h"
 #include "common/model/config.h"
 #include "common/model/layer_range.h"
+#include "common/model/weight_plan.h"
 
 namespace k3::model {
 
@@ -29,7 +30,7 @@ struct TrunkWeightSize {
 };
 /// `budget_bytes`: 0 for all of them. Error: that of plan_weights.
 Result<TrunkWeightSize> trunk_weight_size(const ModelConfig& config, LayerRange range,
-                                          std::uint64_t budget_bytes);
+                                          std::uint64_t budget_bytes, const ReadUnits& units = {});
 
 /// The buffers of a step of up to `max_rows` rows.
 std::uint64_t step_buffer_bytes(const ModelConfig& config, LayerRange range, std::uint64_t max_rows,

@@ -111,7 +111,7 @@ class Keeper {
     bool fits(std::uint64_t bytes) const { return bytes <= room_; }
 
     void keep(WeightPiece& piece) {
-        const std::uint64_t bytes = block_bytes(piece.bytes);
+        const std::uint64_t bytes = memory_of(piece);
         if (piece.is_kept || !fits(bytes)) return;
         piece.is_kept = true;
         plan_.kept_bytes += bytes;
@@ -122,7 +122,7 @@ class Keeper {
     void keep_evenly(std::size_t first, std::size_t last) {
         std::uint64_t wanted = 0;
         for (std::size_t i = first; i < last; ++i)
-            if (!plan_.pieces[i].is_kept) wanted += block_bytes(plan_.pieces[i].bytes);
+            if (!plan_.pieces[i].is_kept) wanted += memory_of(plan_.pieces[i]);
         if (wanted == 0) return;
         const double share =
             std::min(1.0, static_cast<double>(room_) / static_cast<double>(wanted));
@@ -130,7 +130,7 @@ class Keeper {
         for (std::size_t i = first; i < last; ++i) {
             WeightPiece& piece = plan_.pieces[i];
             if (piece.is_kept) continue;
-            const auto bytes = static_cast<double>(block_bytes(piece.bytes));
+            const auto bytes = static_cast<double>(memory_of(piece));
             due += share * bytes;
             if (due < bytes) continue;
             keep(piece);
@@ -140,6 +140,10 @@ class Keeper {
     }
 
   private:
+    std::uint64_t memory_of(const WeightPiece& piece) const {
+        return read_memory_bytes(piece.bytes, plan_.units.matrices);
+    }
+
     WeightPlan& plan_;
     std::uint64_t room_;
 };
@@ -155,10 +159,6 @@ void keep_pieces(std::uint64_t room, WeightPlan& plan) {
 }
 
 }  // namespace
-
-std::uint64_t block_bytes(std::uint64_t bytes) noexcept {
-    return storage::block_ceiling(bytes) + storage::kBlockBytes;
-}
 
 bool WeightPlan::keeps_all() const noexcept {
     return ring_bytes == 0 && (keeps_embedding || !has_embedding);
@@ -177,6 +177,7 @@ std::uint64_t WeightPlan::token_bytes(const ModelConfig& config) const noexcept 
 Result<WeightPlan> plan_weights(const ModelConfig& config, const WeightPlanOptions& options) {
     const std::uint32_t end = options.first_layer + options.n_layers;
     WeightPlan plan;
+    plan.units = options.units;
     for (std::uint32_t layer = options.first_layer; layer < end; ++layer)
         add_layer(config, layer, plan);
     if (end == config.n_layers) add_head(config, plan);
@@ -186,14 +187,18 @@ Result<WeightPlan> plan_weights(const ModelConfig& config, const WeightPlanOptio
     const std::uint64_t row_bytes =
         std::uint64_t{config.hidden_size} * storage::size_of(storage::DType::bf16);
     const std::uint64_t embedding =
-        plan.has_embedding ? block_bytes(config.vocab_size * row_bytes) : 0;
-    const std::uint64_t rows = plan.has_embedding ? kEmbeddingRows * block_bytes(row_bytes) : 0;
+        plan.has_embedding ? read_memory_bytes(config.vocab_size * row_bytes, plan.units.embedding)
+                           : 0;
+    const std::uint64_t rows =
+        plan.has_embedding ? kEmbeddingRows * read_memory_bytes(row_bytes, plan.units.embedding)
+                           : 0;
 
     std::uint64_t all_pieces = 0;
     std::uint64_t largest = 0;
     for (const WeightPiece& piece : plan.pieces) {
-        all_pieces += block_bytes(piece.bytes);
-        largest = std::max(largest, block_bytes(piece.bytes));
+        const std::uint64_t bytes = read_memory_bytes(piece.bytes, plan.units.matrices);
+        all_pieces += bytes;
+        largest = std::max(largest, bytes);
     }
     const std::uint64_t ring_least = 2 * largest;
     const std::uint64_t everything = plan.vector_bytes + all_pieces + embedding;

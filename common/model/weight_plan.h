@@ -28,6 +28,7 @@
 #include "common/base/result.h"
 #include "common/model/config.h"
 #include "common/model/tensor_names.h"
+#include "common/storage/direct_file.h"
 
 namespace k3::model {
 
@@ -49,14 +50,22 @@ struct WeightPiece {
     bool is_kept = false;
 };
 
+/// The least that is read at a time, where the weights lie: a block of a checkpoint's shards, or as
+/// much of a pack as has a checksum.
+struct ReadUnits {
+    std::uint64_t matrices = storage::kBlockBytes;
+    std::uint64_t embedding = storage::kBlockBytes;
+};
+
 struct WeightPlan {
+    ReadUnits units;
     std::vector<PlannedMatrix> matrices;  // in the order of a step, the head last
     std::vector<WeightPiece> pieces;      // in the same order
     std::size_t n_layer_pieces = 0;       // the others are the head's
     bool has_embedding = false;
     bool keeps_embedding = false;
 
-    // Memory, whole blocks of direct reads included.
+    // Memory, whole units of reads included.
     std::uint64_t vector_bytes = 0;
     std::uint64_t ring_bytes = 0;       // 0: nothing is read again
     std::uint64_t kept_bytes = 0;       // of pieces
@@ -68,7 +77,7 @@ struct WeightPlan {
     }
     bool keeps_all() const noexcept;
     /// Weights that a step of one row reads again if it wants logits: token_cost().trunk_bytes less
-    /// what is kept, if the stage holds all layers. Direct reads add at most two blocks to each
+    /// what is kept, if the stage holds all layers. Reads take at most two units more for each
     /// piece.
     std::uint64_t token_bytes(const ModelConfig& config) const noexcept;
 };
@@ -79,13 +88,16 @@ struct WeightPlanOptions {
     std::uint64_t budget_bytes = 0;
     std::uint64_t piece_bytes = std::uint64_t{32}
                                 << 20;  // most of a piece, unless one row has more
+    ReadUnits units = {};
 };
 
 /// Rows of the embedding that are read at the same time.
 inline constexpr std::uint64_t kEmbeddingRows = 32;
 
-/// Memory for `bytes` at any place of a file, as direct reads fill it.
-std::uint64_t block_bytes(std::uint64_t bytes) noexcept;
+/// Memory for `bytes` at any place, read in whole units.
+constexpr std::uint64_t read_memory_bytes(std::uint64_t bytes, std::uint64_t unit) noexcept {
+    return (bytes + unit - 1) / unit * unit + unit;
+}
 
 /// Error: invalid_argument if the budget is below the smallest (both numbers).
 Result<WeightPlan> plan_weights(const ModelConfig& config, const WeightPlanOptions& options);

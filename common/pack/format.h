@@ -55,7 +55,7 @@ namespace format {
 static_assert(std::endian::native == std::endian::little, "packs are little-endian");
 
 inline constexpr std::array<char, 8> kMagic = {'k', '3', 'p', 'a', 'c', 'k', '\r', '\n'};
-inline constexpr std::uint32_t kVersion = 1;
+inline constexpr std::uint32_t kVersion = 2;
 inline constexpr std::size_t kDigestChars = 32;
 /// Of entries; the released model has 82,432 experts.
 inline constexpr std::uint64_t kMaxEntries = std::uint64_t{1} << 20U;

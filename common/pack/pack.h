@@ -35,6 +35,7 @@ class Pack {
     const Origin& origin() const noexcept { return origin_; }
     const std::filesystem::path& path() const noexcept { return file_.path(); }
     std::uint64_t file_bytes() const noexcept { return file_.bytes(); }
+    const storage::DirectFile& file() const noexcept { return file_; }
     /// Empty if reads go past the page cache.
     const std::string& why_buffered() const noexcept { return file_.why_buffered(); }
 

@@ -3,14 +3,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <utility>
 
 namespace k3::pack {
 
 namespace {
 
-constexpr std::uint64_t kPieceBytes = std::uint64_t{4} << 20U;
-constexpr std::uint64_t kEmbeddingPieceBytes = std::uint64_t{16} << 10U;
+constexpr std::uint64_t kMostPieceBytes = std::uint64_t{64} << 10U;
+constexpr std::uint64_t kSmallRunBytes = std::uint64_t{64} << 20U;
+constexpr std::uint64_t kMostEmbeddingPieceBytes = std::uint64_t{16} << 10U;
 
 std::uint32_t number(RunPart part) { return static_cast<std::uint32_t>(part); }
 
@@ -59,6 +61,13 @@ const PlacedTensor* TrunkRun::find(std::string_view name) const noexcept {
     return found == tensors_.end() ? nullptr : &*found;
 }
 
+const PlacedTensor* TrunkRun::find(const storage::TensorSpec& spec) const noexcept {
+    const PlacedTensor* found = find(spec.name);
+    const bool is_same = found != nullptr && found->spec.dtype == spec.dtype &&
+                         storage::same_shape(found->spec.shape, spec.shape);
+    return is_same ? found : nullptr;
+}
+
 std::vector<TrunkRun> trunk_runs(const model::ModelConfig& config, std::uint32_t first,
                                  std::uint32_t count) {
     std::vector<TrunkRun> runs;
@@ -74,9 +83,25 @@ Entry entry_of(const TrunkRun& run) {
     Entry entry;
     entry.key = run.key();
     entry.bytes = run.bytes();
-    entry.piece_bytes =
-        run.key().part == number(RunPart::embedding) ? kEmbeddingPieceBytes : kPieceBytes;
+    if (run.key().part == number(RunPart::embedding)) {
+        const storage::TensorSpec& rows = run.tensors().front().spec;
+        entry.piece_bytes =
+            std::clamp<std::uint64_t>(std::bit_ceil(rows.bytes() / rows.shape[0]),
+                                      storage::kBlockBytes, kMostEmbeddingPieceBytes);
+    } else {
+        entry.piece_bytes = run.bytes() < kSmallRunBytes ? storage::kBlockBytes : kMostPieceBytes;
+    }
     return entry;
+}
+
+model::ReadUnits read_units(const model::ModelConfig& config, model::LayerRange range) {
+    model::ReadUnits units;
+    for (const TrunkRun& run : trunk_runs(config, range.first, range.count)) {
+        std::uint64_t& unit =
+            run.key().part == number(RunPart::embedding) ? units.embedding : units.matrices;
+        unit = std::max(unit, entry_of(run).piece_bytes);
+    }
+    return units;
 }
 
 }  // namespace k3::pack

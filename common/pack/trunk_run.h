@@ -12,7 +12,9 @@
 #include <vector>
 
 #include "common/model/config.h"
+#include "common/model/layer_range.h"
 #include "common/model/tensor_names.h"
+#include "common/model/weight_plan.h"
 #include "common/pack/format.h"
 
 namespace k3::pack {
@@ -43,6 +45,8 @@ class TrunkRun {
     const std::vector<PlacedTensor>& tensors() const noexcept { return tensors_; }
     /// Null if the run has no tensor of this name.
     const PlacedTensor* find(std::string_view name) const noexcept;
+    /// Null if it has none of this name, type and shape.
+    const PlacedTensor* find(const storage::TensorSpec& spec) const noexcept;
     /// From the first tensor to the end of the last one.
     std::uint64_t bytes() const noexcept { return bytes_; }
 
@@ -59,9 +63,14 @@ class TrunkRun {
 std::vector<TrunkRun> trunk_runs(const model::ModelConfig& config, std::uint32_t first,
                                  std::uint32_t count);
 
-/// The entry of a run, not laid out yet. Layers and head are checksummed in pieces of 4 MiB: large
-/// enough for any disk, small enough to be checked by whichever thread reads them. The embedding is
-/// read row by row where it is not kept in memory, so its pieces have 16 KiB.
+/// The entry of a run, not laid out yet. Where weights are streamed, reads take the whole pieces
+/// around some rows of a matrix: pieces of 64 KiB add 0.2 % to the 32 MiB that are read at a time,
+/// and the checksums of the released trunk take 14 MB of memory. Runs below 64 MiB, whose matrices
+/// are small too, have pieces of one block. Of the embedding single rows are read: its pieces are
+/// the power of two that holds one, from a block to 16 KiB.
 Entry entry_of(const TrunkRun& run);
+
+/// The largest pieces among the runs of these layers.
+model::ReadUnits read_units(const model::ModelConfig& config, model::LayerRange range);
 
 }  // namespace k3::pack

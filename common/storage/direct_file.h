@@ -14,6 +14,7 @@
 
 #include "common/base/fd.h"
 #include "common/base/result.h"
+#include "common/storage/read_source.h"
 
 namespace k3::storage {
 
@@ -28,7 +29,7 @@ constexpr std::uint64_t block_ceiling(std::uint64_t offset) noexcept {
     return block_floor(offset + kBlockBytes - 1);
 }
 
-class DirectFile {
+class DirectFile final : public ReadSource {
   public:
     enum class Mode { direct_if_possible, buffered };
 
@@ -44,10 +45,12 @@ class DirectFile {
     std::uint64_t bytes() const noexcept { return bytes_; }
     const std::filesystem::path& path() const noexcept { return path_; }
 
+    std::uint64_t unit_bytes() const noexcept override { return kBlockBytes; }
+    std::uint64_t end() const noexcept override { return block_ceiling(bytes_); }
     /// Fills dst from `offset`; offset, dst.size() and dst.data() are multiples of kBlockBytes. The
     /// last block may lie partly behind the end of the file; what dst holds there is undefined.
     /// Any thread. Errors name file and offset: corrupt (the file has been truncated since), io.
-    Status read(std::uint64_t offset, std::span<std::byte> dst) const;
+    Status read(std::uint64_t offset, std::span<std::byte> dst) const override;
 
   private:
     DirectFile() = default;

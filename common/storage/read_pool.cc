@@ -7,6 +7,8 @@
 #include <ctime>
 #include <utility>
 
+#include "common/storage/direct_file.h"
+
 namespace k3::storage {
 
 namespace {
@@ -45,12 +47,12 @@ ReadPool::~ReadPool() {
     for (std::thread& thread : threads_) thread.join();
 }
 
-void ReadPool::start(PoolRead& read, const DirectFile& file, std::uint64_t offset,
+void ReadPool::start(PoolRead& read, const ReadSource& source, std::uint64_t offset,
                      std::span<std::byte> dst, Place place) {
     K3_CHECK(read.state_ == PoolRead::State::idle && !dst.empty(), "a read is started once");
     {
         const std::lock_guard lock(mutex_);
-        read.file_ = &file;
+        read.source_ = &source;
         read.offset_ = offset;
         read.left_ = dst;
         read.status_ = Status::ok();
@@ -104,8 +106,9 @@ void ReadPool::run() {
         if (is_ending_) return;
         PoolRead& read = *head_;
         const std::uint64_t offset = read.offset_;
-        const std::span<std::byte> part =
-            read.left_.first(std::min(read.left_.size(), options_.shape.request_bytes));
+        const std::uint64_t unit = read.source_->unit_bytes();
+        const std::uint64_t request = (options_.shape.request_bytes + unit - 1) / unit * unit;
+        const std::span<std::byte> part = read.left_.first(std::min(read.left_.size(), request));
         read.left_ = read.left_.subspan(part.size());
         read.offset_ += part.size();
         ++read.n_requests_;
@@ -118,8 +121,8 @@ void ReadPool::run() {
 
         Status status;
         if (options_.before_request)
-            status = options_.before_request(*read.file_, offset, part.size());
-        if (status.has_value()) status = read.file_->read(offset, part);
+            status = options_.before_request(*read.source_, offset, part.size());
+        if (status.has_value()) status = read.source_->read(offset, part);
         const std::uint64_t cpu = thread_cpu_ns();
 
         lock.lock();

@@ -2,9 +2,10 @@
 // Threads that read ahead: a queue of large reads, cut into requests of the size the device likes.
 //
 // One pread keeps a device busy only while somebody waits in it. So a few threads wait, each in a
-// request of its own, and the next request of a read goes to whoever is free first. Reads begin in
-// the order in which they were started. io_uring would save these threads and nothing else: at
-// requests of megabytes both reach the device's rate.
+// request of its own, and the next request of a read goes to whoever is free first; where a source
+// compares checksums, it does so in these threads. Reads begin in the order in which they were
+// started. io_uring would save these threads and nothing else: at requests of megabytes both reach
+// the device's rate.
 //
 // Memory and order belong to the caller: a PoolRead is part of the caller's own slot, and starting
 // one allocates nothing.
@@ -20,11 +21,12 @@
 
 #include "common/base/deadline.h"
 #include "common/base/result.h"
-#include "common/storage/direct_file.h"
+#include "common/storage/read_source.h"
 
 namespace k3::storage {
 
-/// How a device is read: requests of this size, one in each thread.
+/// How a device is read: requests of this size, or of as many whole units as reach it, one in each
+/// thread.
 struct ReadShape {
     std::size_t request_bytes = std::size_t{4} << 20;  // a multiple of kBlockBytes
     std::uint32_t n_threads = 4;
@@ -44,7 +46,7 @@ class PoolRead {
     enum class State : std::uint8_t { idle, queued, reading };
 
     State state_ = State::idle;  // queued: some of it is in no thread's hands yet
-    const DirectFile* file_ = nullptr;
+    const ReadSource* source_ = nullptr;
     std::uint64_t offset_ = 0;      // of what is left
     std::span<std::byte> left_;     // not in a thread's hands yet
     std::uint32_t n_requests_ = 0;  // in threads' hands
@@ -58,7 +60,7 @@ class ReadPool {
     struct Options {
         ReadShape shape;
         /// For tests: called in the reading thread before each request, may be slow or fail it.
-        std::function<Status(const DirectFile& file, std::uint64_t offset, std::size_t bytes)>
+        std::function<Status(const ReadSource& source, std::uint64_t offset, std::size_t bytes)>
             before_request;
     };
     /// Since the start.
@@ -75,13 +77,13 @@ class ReadPool {
     ReadPool& operator=(const ReadPool&) = delete;
 
     enum class Place : std::uint8_t { last, first };
-    /// Fills `dst` from `offset`; both and dst.data() in whole blocks, as DirectFile::read.
-    /// `first`: before all that has not begun. `read` is idle; `file` outlives it.
-    void start(PoolRead& read, const DirectFile& file, std::uint64_t offset,
+    /// Fills `dst` with the units of `source` from `offset` on. `first`: before all that has not
+    /// begun. `read` is idle; `source` outlives it.
+    void start(PoolRead& read, const ReadSource& source, std::uint64_t offset,
                std::span<std::byte> dst, Place place = Place::last);
     /// Until it is done; the read is idle then, unless the error is `cancelled`: `stopping` is
     /// asked every 50 ms, and the read goes on when it has answered yes. Errors: those of
-    /// DirectFile::read, the first of its requests that failed; cancelled.
+    /// ReadSource::read, the first of its requests that failed; cancelled.
     Status wait(PoolRead& read, const std::function<bool()>& stopping = {});
     /// Gives the read up: what has not begun is dropped, requests under way are waited for.
     void cancel(PoolRead& read);

@@ -91,8 +91,8 @@ Result<Settings::Action> read_settings(int argc, const char* const* argv, TrunkS
                        "memory for the weights of this stage; what does not fit is read again for "
                        "each step; 0: all of them");
     settings.add_choice("direct_reads", &out.direct_reads, {"auto", "off"},
-                        "weights that are streamed: read past the page cache where the file system "
-                        "can; off: through it");
+                        "weights that are streamed or packed: read past the page cache where the "
+                        "file system can; off: through it");
     settings.add_bytes("session_bytes", &out.session_bytes,
                        "memory for all sessions; 0: a quarter of what is free after loading");
     settings.add_text("session_dir", &out.session_dir,
@@ -114,6 +114,11 @@ ExpertDirectory::Needs expert_needs(const model::Model& model, LayerRange range,
             model.config.moe.latent_size};
 }
 
+storage::DirectFile::Mode reads_of(const TrunkSettings& settings) {
+    using Mode = storage::DirectFile::Mode;
+    return settings.direct_reads == "off" ? Mode::buffered : Mode::direct_if_possible;
+}
+
 /// Everything the loop needs, in the order of dependence.
 struct Parts {
     model::Model model;
@@ -130,20 +135,22 @@ struct Parts {
 
 Result<std::unique_ptr<WeightSource>> load_weights(
     Parts& parts, LayerRange range, const std::optional<StreamedWeights::Options>& streamed,
-    const LoadProgress& progress) {
+    storage::DirectFile::Mode reads, const LoadProgress& progress) {
     const model::ModelConfig& config = parts.model.config;
-    if (parts.pack != nullptr) {
-        ASSIGN_OR_RETURN(std::unique_ptr<WeightSource> weights,
-                         RamWeights::load(*parts.pack, config, range, progress));
-        return weights;
-    }
-    const storage::Checkpoint& checkpoint = *parts.model.checkpoint;
     if (!streamed.has_value()) {
         ASSIGN_OR_RETURN(std::unique_ptr<WeightSource> weights,
-                         RamWeights::load(checkpoint, config, range, progress));
+                         parts.pack != nullptr
+                             ? RamWeights::load(*parts.pack, config, range, progress)
+                             : RamWeights::load(*parts.model.checkpoint, config, range, progress));
+        if (parts.pack != nullptr && !parts.pack->why_buffered().empty())
+            log::info("the pack was read through the page cache: " + parts.pack->why_buffered());
         return weights;
     }
-    ASSIGN_OR_RETURN(auto weights, StreamedWeights::load(checkpoint, config, range, *streamed,
+    ASSIGN_OR_RETURN(std::unique_ptr<WeightFiles> files,
+                     parts.pack != nullptr
+                         ? PackFiles::open(*parts.pack, config, range)
+                         : CheckpointFiles::open(*parts.model.checkpoint, config, range, reads));
+    ASSIGN_OR_RETURN(auto weights, StreamedWeights::load(std::move(files), config, range, *streamed,
                                                          parts.counters, progress));
     if (const std::string why = weights->why_buffered(); !why.empty())
         log::warn("weights are read through the page cache: " + why);
@@ -158,7 +165,8 @@ Result<std::unique_ptr<WeightSource>> load_weights(
 /// there should not be found only after minutes of reading here.
 Status load_and_connect(Parts& parts, LayerRange range,
                         const std::optional<StreamedWeights::Options>& streamed,
-                        transport::Server& server, std::atomic<bool>& gave_up) {
+                        storage::DirectFile::Mode reads, transport::Server& server,
+                        std::atomic<bool>& gave_up) {
     Status connected;
     std::atomic<bool> is_connecting{true};
     std::thread meeting([&] {
@@ -172,7 +180,7 @@ Status load_and_connect(Parts& parts, LayerRange range,
                             what);
         return !gave_up && !server.stopping();
     };
-    auto weights = load_weights(parts, range, streamed, progress);
+    auto weights = load_weights(parts, range, streamed, reads, progress);
     if (!weights.has_value())
         gave_up = true;
     else if (is_connecting)
@@ -202,7 +210,7 @@ std::unique_ptr<transport::Arena> make_arena(const TrunkSettings& settings, cons
 /// How to stream the weights; nothing if all of them stay in memory.
 Result<std::optional<StreamedWeights::Options>> plan_streaming(const TrunkSettings& settings,
                                                                const model::ModelConfig& config,
-                                                               LayerRange range,
+                                                               LayerRange range, bool is_packed,
                                                                transport::Server& server) {
     std::optional<StreamedWeights::Options> streamed;
     if (settings.weights_bytes == 0) return streamed;
@@ -210,12 +218,12 @@ Result<std::optional<StreamedWeights::Options>> plan_streaming(const TrunkSettin
     options.first_layer = range.first;
     options.n_layers = range.count;
     options.budget_bytes = settings.weights_bytes;
+    if (is_packed) options.units = pack::read_units(config, range);
     ASSIGN_OR_RETURN(model::WeightPlan plan, model::plan_weights(config, options));
     if (plan.keeps_all()) return streamed;
     streamed.emplace();
     streamed->plan = std::move(plan);
     streamed->stopping = [&server] { return server.stopping(); };
-    if (settings.direct_reads == "off") streamed->mode = storage::DirectFile::Mode::buffered;
     return streamed;
 }
 
@@ -252,27 +260,10 @@ Status open_weights(const TrunkSettings& settings, Parts& parts) {
         ASSIGN_OR_RETURN(parts.model, model::open_model(settings.model));
         return Status::ok();
     }
-    using Mode = pack::Pack::Mode;
     ASSIGN_OR_RETURN(parts.pack,
-                     pack::Pack::open(settings.pack, pack::Kind::trunk,
-                                      settings.direct_reads == "off" ? Mode::buffered
-                                                                     : Mode::direct_if_possible));
+                     pack::Pack::open(settings.pack, pack::Kind::trunk, reads_of(settings)));
     ASSIGN_OR_RETURN(parts.model, pack::open_packed_model(settings.model, *parts.pack));
-    if (const std::string& why = parts.pack->why_buffered(); !why.empty())
-        log::info("the pack is read through the page cache: " + why);
     return Status::ok();
-}
-
-/// That the pack has these layers, and that they stay in memory: only checkpoints are streamed.
-Status check_pack(const pack::Pack& pack, const model::ModelConfig& config, LayerRange range,
-                  bool is_streamed) {
-    RETURN_IF_ERROR(PackedRuns::check(pack, config, range));
-    if (!is_streamed) return Status::ok();
-    return Error{ErrorCode::unsupported,
-                 "weights of a pack stay in memory, and need " +
-                     format_bytes(RamWeights::bytes_to_load(config, range)) +
-                     ", which is more than --weights-bytes",
-                 "leave out --pack to stream from the checkpoint, or give more --weights-bytes"};
 }
 
 Status build(const TrunkSettings& settings, transport::Server& server, Parts& parts) {
@@ -283,9 +274,10 @@ Status build(const TrunkSettings& settings, transport::Server& server, Parts& pa
     const model::ModelConfig& config = parts.model.config;
     ASSIGN_OR_RETURN(const LayerRange range, parse_layers(settings.layers, config));
 
-    ASSIGN_OR_RETURN(const auto streamed, plan_streaming(settings, config, range, server));
-    if (parts.pack != nullptr)
-        RETURN_IF_ERROR(check_pack(*parts.pack, config, range, streamed.has_value()));
+    const bool is_packed = parts.pack != nullptr;
+    ASSIGN_OR_RETURN(const auto streamed,
+                     plan_streaming(settings, config, range, is_packed, server));
+    if (is_packed) RETURN_IF_ERROR(PackedRuns::check(*parts.pack, config, range));
     RETURN_IF_ERROR(check_memory(settings, config, range,
                                  streamed.has_value()
                                      ? streamed->plan.memory_bytes()
@@ -309,7 +301,7 @@ Status build(const TrunkSettings& settings, transport::Server& server, Parts& pa
     client.cores = {machine_cores().allowed, static_cast<std::size_t>(kernels::threads())};
     client.stopping = [&server, &gave_up] { return gave_up || server.stopping(); };
     ASSIGN_OR_RETURN(parts.experts, ExpertClient::create(std::move(client), parts.counters));
-    RETURN_IF_ERROR(load_and_connect(parts, range, streamed, server, gave_up));
+    RETURN_IF_ERROR(load_and_connect(parts, range, streamed, reads_of(settings), server, gave_up));
     parts.experts->set_stopping([&server] { return server.stopping(); });
 
     ASSIGN_OR_RETURN(parts.stage,

@@ -11,6 +11,16 @@ namespace {
 /// Read at a time: enough for the device's rate, little enough to stop within a moment.
 constexpr std::uint64_t kReadBytes = std::uint64_t{64} << 20U;
 
+/// Budgets are planned for the pieces that `k3pipe pack` of this build makes.
+Status check_pieces(const pack::Pack& pack, const pack::Entry& found, const pack::Entry& made) {
+    if (found.piece_bytes == made.piece_bytes) return Status::ok();
+    return Error{ErrorCode::incompatible,
+                 pack.path().string() + ": " + pack::run_name(found.key) + " has checksums for " +
+                     std::to_string(found.piece_bytes) + " bytes each, and this build reads " +
+                     std::to_string(made.piece_bytes),
+                 "make the pack again with k3pipe pack trunk"};
+}
+
 }  // namespace
 
 Status PackedRuns::check(const pack::Pack& pack, const model::ModelConfig& config,
@@ -20,7 +30,10 @@ Status PackedRuns::check(const pack::Pack& pack, const model::ModelConfig& confi
     const std::vector<pack::TrunkRun> runs = pack::trunk_runs(config, range.first, range.count);
     for (const pack::TrunkRun& run : runs) {
         const pack::Entry* entry = pack.find(run.key());
-        if (entry != nullptr && entry->bytes == run.bytes()) continue;
+        if (entry != nullptr && entry->bytes == run.bytes()) {
+            RETURN_IF_ERROR(check_pieces(pack, *entry, pack::entry_of(run)));
+            continue;
+        }
         if (n_absent++ == 0) first = pack::run_name(run.key());
     }
     if (n_absent == 0) return Status::ok();
@@ -62,13 +75,15 @@ Result<PackedRuns> PackedRuns::load(const pack::Pack& pack, const model::ModelCo
 
 Result<std::span<const std::byte>> PackedRuns::find(const storage::TensorSpec& spec) const {
     for (const Loaded& run : runs_) {
-        const pack::PlacedTensor* tensor = run.layout.find(spec.name);
-        if (tensor == nullptr || tensor->spec.dtype != spec.dtype ||
-            !storage::same_shape(tensor->spec.shape, spec.shape))
-            continue;
+        const pack::PlacedTensor* tensor = run.layout.find(spec);
+        if (tensor == nullptr) continue;
         return std::span<const std::byte>(
             run.memory.span().subspan(tensor->offset, tensor->spec.bytes()));
     }
+    return no_run_holds(spec);
+}
+
+Error no_run_holds(const storage::TensorSpec& spec) {
     return Error{
         ErrorCode::incompatible,
         "no run of the trunk pack holds " + spec.name + " " + storage::to_string(spec.shape),

@@ -19,7 +19,8 @@ namespace k3::trunk {
 class PackedRuns {
   public:
     /// Of the runs of these layers, which `pack` holds.
-    /// Error: not_found (it lacks some: how many of how many, and the first).
+    /// Errors: not_found (it lacks some: how many of how many, and the first), incompatible (one
+    /// is cut into other pieces than this build makes).
     static Status check(const pack::Pack& pack, const model::ModelConfig& config, LayerRange range);
 
     /// Errors: those of check() and Pack::read, cancelled.
@@ -39,5 +40,8 @@ class PackedRuns {
     };
     std::vector<Loaded> runs_;
 };
+
+/// The error for a tensor that a pack should hold and does not.
+Error no_run_holds(const storage::TensorSpec& spec);
 
 }  // namespace k3::trunk

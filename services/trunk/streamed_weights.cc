@@ -9,7 +9,6 @@
 
 #include "common/base/check.h"
 #include "common/base/deadline.h"
-#include "common/storage/read_probe.h"
 
 namespace k3::trunk {
 
@@ -24,8 +23,7 @@ std::size_t n_streamed(const model::WeightPlan& plan) {
 /// Gives matrices the numbers of the plan and reads vectors.
 class StreamBinder final : public TensorFinder {
   public:
-    StreamBinder(const storage::Checkpoint& checkpoint, const model::WeightPlan& plan)
-        : checkpoint_(checkpoint), plan_(plan) {}
+    StreamBinder(WeightFiles& files, const model::WeightPlan& plan) : files_(files), plan_(plan) {}
 
     /// They are bound layer by layer: the search goes on where it found the last one.
     Result<Matrix> matrix(const storage::TensorSpec& spec) override {
@@ -42,31 +40,34 @@ class StreamBinder final : public TensorFinder {
     }
 
     Result<std::span<const std::byte>> vector(const storage::TensorSpec& spec) override {
-        ASSIGN_OR_RETURN(const storage::TensorInfo* tensor,
-                         checkpoint_.require(spec.name, spec.dtype, spec.shape));
-        vector_.resize(tensor->bytes);
-        RETURN_IF_ERROR(checkpoint_.read(*tensor, vector_));
-        return std::span<const std::byte>(vector_);
+        ASSIGN_OR_RETURN(const storage::ReadRange range, files_.find(spec));
+        if (units_.span().size() < range.units_bytes()) {
+            ASSIGN_OR_RETURN(units_, MemoryBlock::create(range.units_bytes(), spec.name.c_str()));
+        }
+        const std::span<std::byte> units = units_.span().first(range.units_bytes());
+        Status read = range.source->read(range.first_unit(), units);
+        if (!read.has_value()) return std::move(read).error().with_context(spec.name);
+        return std::span<const std::byte>(units.subspan(range.skipped(), range.bytes));
     }
 
   private:
     static constexpr std::size_t kMostOfLayer = 32;  // matrices
 
-    const storage::Checkpoint& checkpoint_;
+    WeightFiles& files_;
     const model::WeightPlan& plan_;
     std::size_t near_ = 0;
-    std::vector<std::byte> vector_;
+    MemoryBlock units_;  // around the last vector
 };
 
 }  // namespace
 
-StreamedWeights::StreamedWeights(const storage::Checkpoint& checkpoint,
+StreamedWeights::StreamedWeights(std::unique_ptr<WeightFiles> files,
                                  const model::ModelConfig& config, LayerRange range,
                                  Options options, telemetry::Counters& counters)
     : config_(config),
       range_(range),
       options_(std::move(options)),
-      files_(checkpoint, options_.mode),
+      files_(std::move(files)),
       read_bytes_(counters.add("trunk_read_bytes")),
       wait_ns_(counters.add("trunk_read_wait_ns")),
       device_bytes_(counters.add("trunk_read_device_bytes")),
@@ -76,20 +77,20 @@ StreamedWeights::StreamedWeights(const storage::Checkpoint& checkpoint,
       n_threads_(counters.add("trunk_read_threads")),
       token_bytes_(counters.add("trunk_streamed_token_bytes")) {}
 
-Result<std::unique_ptr<StreamedWeights>> StreamedWeights::load(
-    const storage::Checkpoint& checkpoint, const model::ModelConfig& config, LayerRange range,
-    Options options, telemetry::Counters& counters, const LoadProgress& progress) {
-    RETURN_IF_ERROR(model::check_trunk_tensors(checkpoint, config, range.first, range.count));
+Result<std::unique_ptr<StreamedWeights>> StreamedWeights::load(std::unique_ptr<WeightFiles> files,
+                                                               const model::ModelConfig& config,
+                                                               LayerRange range, Options options,
+                                                               telemetry::Counters& counters,
+                                                               const LoadProgress& progress) {
     std::unique_ptr<StreamedWeights> weights(
-        new StreamedWeights(checkpoint, config, range, std::move(options), counters));
+        new StreamedWeights(std::move(files), config, range, std::move(options), counters));
     StreamedWeights& self = *weights;
     LoadReport report(progress, self.plan().memory_bytes());
     RETURN_IF_ERROR(report.begin("probing the disk"));
     RETURN_IF_ERROR(self.find_matrices());
     storage::ReadShape shape = self.options_.shape.value_or(storage::ReadShape{});
-    if (!self.options_.shape.has_value() && !self.matrices_.empty()) {
-        ASSIGN_OR_RETURN(const storage::ReadProbe probe,
-                         storage::probe_reads(*self.matrices_.front().file));
+    if (!self.options_.shape.has_value()) {
+        ASSIGN_OR_RETURN(const storage::ReadProbe probe, self.files_->probe());
         shape = probe.shape;
     }
     RETURN_IF_ERROR(self.take_memory());
@@ -99,7 +100,7 @@ Result<std::unique_ptr<StreamedWeights>> StreamedWeights::load(
     self.n_threads_ = shape.n_threads;
     self.token_bytes_ = self.plan().token_bytes(config);
 
-    StreamBinder binder(checkpoint, self.plan());
+    StreamBinder binder(*self.files_, self.plan());
     RETURN_IF_ERROR(report.begin("vectors"));
     self.layers_.reserve(range.count);
     for (std::uint32_t layer = range.first; layer < range.end(); ++layer) {
@@ -119,11 +120,11 @@ Result<std::unique_ptr<StreamedWeights>> StreamedWeights::load(
 
 Status StreamedWeights::find_matrices() {
     for (const model::PlannedMatrix& matrix : plan().matrices) {
-        ASSIGN_OR_RETURN(const FileRange range, files_.find(matrix.spec));
+        ASSIGN_OR_RETURN(const storage::ReadRange range, files_->find(matrix.spec));
         matrices_.push_back(range);
     }
     if (range_.is_first()) {
-        ASSIGN_OR_RETURN(embedding_, files_.find(embedding_spec(config_)));
+        ASSIGN_OR_RETURN(embedding_, files_->find(embedding_spec(config_)));
     }
     return Status::ok();
 }
@@ -137,18 +138,18 @@ Status StreamedWeights::take_memory() {
     return Status::ok();
 }
 
-FileRange StreamedWeights::range_of(const model::WeightPiece& piece) const noexcept {
-    const FileRange& matrix = matrices_[piece.matrix];
+storage::ReadRange StreamedWeights::range_of(const model::WeightPiece& piece) const noexcept {
+    const storage::ReadRange& matrix = matrices_[piece.matrix];
     const std::uint64_t row_bytes = plan().matrices[piece.matrix].row_bytes();
-    return {matrix.file, matrix.offset + piece.first_row * row_bytes, piece.bytes};
+    return {matrix.source, matrix.offset + piece.first_row * row_bytes, piece.bytes};
 }
 
 /// All reads are queued at once; the pool begins them in this order.
 Status StreamedWeights::read_kept(LoadReport& report) {
     struct Kept {
         std::string what;
-        FileRange range;
-        std::span<std::byte> blocks;
+        storage::ReadRange range;
+        std::span<std::byte> units;
     };
     std::vector<Kept> kept;
     std::span<std::byte> left = kept_memory_.span();
@@ -156,25 +157,25 @@ Status StreamedWeights::read_kept(LoadReport& report) {
     for (std::size_t i = 0; i < plan().pieces.size(); ++i) {
         const model::WeightPiece& piece = plan().pieces[i];
         if (!piece.is_kept) continue;
-        const FileRange range = range_of(piece);
+        const storage::ReadRange range = range_of(piece);
         const model::PlannedMatrix& matrix = plan().matrices[piece.matrix];
         kept.push_back({matrix.is_head ? "output head" : fmt::format("layer {}", matrix.layer),
-                        range, left.first(range.blocks_bytes())});
+                        range, left.first(range.units_bytes())});
         kept_[i] = left.data() + range.skipped();
-        left = left.subspan(model::block_bytes(piece.bytes));
+        left = left.subspan(model::read_memory_bytes(piece.bytes, plan().units.matrices));
     }
     if (plan().keeps_embedding)
         kept.push_back(
-            {"embedding", embedding_, embedding_memory_.span().first(embedding_.blocks_bytes())});
+            {"embedding", embedding_, embedding_memory_.span().first(embedding_.units_bytes())});
 
     const auto reads = std::make_unique<storage::PoolRead[]>(kept.size());
     for (std::size_t i = 0; i < kept.size(); ++i)
-        pool_->start(reads[i], *kept[i].range.file, kept[i].range.first_block(), kept[i].blocks);
+        pool_->start(reads[i], *kept[i].range.source, kept[i].range.first_unit(), kept[i].units);
     Status status;
     for (std::size_t i = 0; i < kept.size() && status.has_value(); ++i) {
         status = report.begin(kept[i].what);
         if (status.has_value()) status = pool_->wait(reads[i], options_.stopping);
-        report.add(kept[i].blocks.size());
+        report.add(kept[i].units.size());
     }
     // After an error: the newest first, so that the threads begin nothing more.
     for (std::size_t i = kept.size(); i-- > 0;) pool_->cancel(reads[i]);
@@ -272,17 +273,18 @@ Status StreamedWeights::embed(std::span<const std::uint32_t> tokens, float* out,
 Status StreamedWeights::embed_some(std::span<const std::uint32_t> tokens, float* out,
                                    std::size_t stride) {
     const std::size_t row_bytes = std::size_t{config_.hidden_size} * sizeof(std::uint16_t);
-    const std::size_t slot_bytes = model::block_bytes(row_bytes);
+    const std::size_t slot_bytes = model::read_memory_bytes(row_bytes, plan().units.embedding);
     const auto range = [&](std::size_t i) {
-        return FileRange{embedding_.file, embedding_.offset + tokens[i] * row_bytes, row_bytes};
+        return storage::ReadRange{embedding_.source, embedding_.offset + tokens[i] * row_bytes,
+                                  row_bytes};
     };
     const auto slot = [&](std::size_t i) {
         return embedding_memory_.span().subspan(i * slot_bytes, slot_bytes);
     };
     const Clock::time_point begin = Clock::now();
     for (std::size_t i = tokens.size(); i-- > 0;)
-        pool_->start(row_reads_[i], *embedding_.file, range(i).first_block(),
-                     slot(i).first(range(i).blocks_bytes()), storage::ReadPool::Place::first);
+        pool_->start(row_reads_[i], *embedding_.source, range(i).first_unit(),
+                     slot(i).first(range(i).units_bytes()), storage::ReadPool::Place::first);
     Status status;
     for (std::size_t i = 0; i < tokens.size() && status.has_value(); ++i) {
         status = pool_->wait(row_reads_[i], options_.stopping);

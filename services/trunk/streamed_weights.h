@@ -23,7 +23,6 @@
 #include "common/base/result.h"
 #include "common/model/config.h"
 #include "common/model/weight_plan.h"
-#include "common/storage/checkpoint.h"
 #include "common/storage/read_pool.h"
 #include "common/telemetry/counters.h"
 #include "services/trunk/layer_range.h"
@@ -36,19 +35,18 @@ namespace k3::trunk {
 class StreamedWeights final : public WeightSource {
   public:
     struct Options {
-        model::WeightPlan plan;  // of this config and range
-        storage::DirectFile::Mode mode = storage::DirectFile::Mode::direct_if_possible;
+        model::WeightPlan plan;                                 // of this config and range
         std::optional<storage::ReadShape> shape;                // none: probed
         std::function<bool()> stopping = [] { return false; };  // ends waits with `cancelled`
         /// For tests: as in ReadPool.
-        std::function<Status(const storage::DirectFile&, std::uint64_t, std::size_t)>
+        std::function<Status(const storage::ReadSource&, std::uint64_t, std::size_t)>
             before_request;
     };
 
-    /// Takes all its memory here and reads what is kept. `checkpoint` and `counters` outlive it.
-    /// Errors: not_found or incompatible (a tensor is absent or has another type or shape), io,
-    /// corrupt, resource_exhausted, cancelled.
-    static Result<std::unique_ptr<StreamedWeights>> load(const storage::Checkpoint& checkpoint,
+    /// Takes all its memory here and reads what is kept. `files` hold this range; what they borrow
+    /// and `counters` outlive this. Errors: those of WeightFiles, io, corrupt, resource_exhausted,
+    /// cancelled.
+    static Result<std::unique_ptr<StreamedWeights>> load(std::unique_ptr<WeightFiles> files,
                                                          const model::ModelConfig& config,
                                                          LayerRange range, Options options,
                                                          telemetry::Counters& counters,
@@ -64,16 +62,16 @@ class StreamedWeights final : public WeightSource {
 
     const storage::ReadShape& read_shape() const noexcept { return pool_->shape(); }
     /// Why reads go through the page cache; empty if they do not.
-    std::string why_buffered() const { return files_.why_buffered(); }
+    std::string why_buffered() const { return files_->why_buffered(); }
 
   private:
-    StreamedWeights(const storage::Checkpoint& checkpoint, const model::ModelConfig& config,
+    StreamedWeights(std::unique_ptr<WeightFiles> files, const model::ModelConfig& config,
                     LayerRange range, Options options, telemetry::Counters& counters);
     const model::WeightPlan& plan() const noexcept { return options_.plan; }
     Status find_matrices();
     Status take_memory();
     Status read_kept(LoadReport& report);
-    FileRange range_of(const model::WeightPiece& piece) const noexcept;
+    storage::ReadRange range_of(const model::WeightPiece& piece) const noexcept;
 
     void give_back() noexcept override;
     void fill();
@@ -82,9 +80,9 @@ class StreamedWeights final : public WeightSource {
     const model::ModelConfig& config_;
     const LayerRange range_;
     const Options options_;
-    WeightFiles files_;
-    std::vector<FileRange> matrices_;  // of the plan
-    FileRange embedding_;
+    const std::unique_ptr<WeightFiles> files_;
+    std::vector<storage::ReadRange> matrices_;  // of the plan
+    storage::ReadRange embedding_;
 
     VectorStore vectors_;
     std::vector<LayerWeights> layers_;

@@ -20,15 +20,15 @@ std::size_t WeightRing::place(std::size_t bytes) const noexcept {
     return bytes <= oldest - end_ ? end_ : memory_.size();
 }
 
-bool WeightRing::try_push(std::uint32_t piece, const FileRange& range) {
-    const std::size_t bytes = range.blocks_bytes();
+bool WeightRing::try_push(std::uint32_t piece, const storage::ReadRange& range) {
+    const std::size_t bytes = range.units_bytes();
     const std::size_t begin = place(bytes);
     if (n_ == max_pieces_ || begin == memory_.size()) return false;
     Slot& slot = slots_[(first_ + n_) % max_pieces_];
     slot.piece = piece;
     slot.range = range;
     slot.begin = begin;
-    pool_.start(slot.read, *range.file, range.first_block(), memory_.subspan(begin, bytes));
+    pool_.start(slot.read, *range.source, range.first_unit(), memory_.subspan(begin, bytes));
     end_ = begin + bytes;
     ++n_;
     return true;

@@ -12,22 +12,9 @@
 
 #include "common/base/result.h"
 #include "common/storage/read_pool.h"
+#include "common/storage/read_source.h"
 
 namespace k3::trunk {
-
-/// Bytes of a file, and the whole blocks around them that a direct read takes.
-struct FileRange {
-    const storage::DirectFile* file = nullptr;
-    std::uint64_t offset = 0;
-    std::uint64_t bytes = 0;
-
-    std::uint64_t first_block() const noexcept { return storage::block_floor(offset); }
-    std::size_t blocks_bytes() const noexcept {
-        return storage::block_ceiling(offset + bytes) - first_block();
-    }
-    /// Of the first byte in these blocks.
-    std::size_t skipped() const noexcept { return offset - first_block(); }
-};
 
 /// One thread uses it.
 class WeightRing {
@@ -40,7 +27,7 @@ class WeightRing {
     WeightRing& operator=(const WeightRing&) = delete;
 
     /// Starts reading a piece behind the others; false if there is no room for it now.
-    bool try_push(std::uint32_t piece, const FileRange& range);
+    bool try_push(std::uint32_t piece, const storage::ReadRange& range);
 
     bool is_empty() const noexcept { return n_ == 0; }
     /// The oldest piece.
@@ -55,8 +42,8 @@ class WeightRing {
   private:
     struct Slot {
         std::uint32_t piece = 0;
-        FileRange range;
-        std::size_t begin = 0;  // of its blocks in the memory
+        storage::ReadRange range;
+        std::size_t begin = 0;  // of its units in the memory
         storage::PoolRead read;
     };
     /// Where `bytes` fit behind the newest piece, or memory_.size().

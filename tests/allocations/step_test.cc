@@ -58,8 +58,10 @@ struct Trunk {
             options.plan = model::plan_weights(checkpoint().config,
                                                {range.first, range.count, weights_bytes, 8192})
                                .value();
-            weights = trunk::StreamedWeights::load(files, checkpoint().config, range,
-                                                   std::move(options), counters, nullptr)
+            auto from = trunk::CheckpointFiles::open(files, checkpoint().config, range,
+                                                     storage::DirectFile::Mode::direct_if_possible);
+            weights = trunk::StreamedWeights::load(std::move(from).value(), checkpoint().config,
+                                                   range, std::move(options), counters, nullptr)
                           .value();
         }
         stage = trunk::Stage::create(checkpoint().config, *weights, experts, kernels::kernels(),

@@ -69,9 +69,9 @@ TEST_CASE("a pack of something else is refused at start, with names and numbers"
                         {"is a pack of kind 'experts', and 'trunk' is needed"});
     check_refused_trunk(world, packs.trunk("0-4"), 3,
                         {"lacks 9 of the 10 runs of layers 4-12, first layer 5"}, "4-12");
-    check_refused_trunk(world, packs.trunk("all"), 2,
-                        {"weights of a pack stay in memory", "more than --weights-bytes"}, "all",
-                        "1500KiB");
+    check_refused_trunk(world, packs.trunk("all"), 2, {"is too small: the smallest is "}, "all",
+                        "20KiB");
+    check_refused_trunk(world, packs.trunk("0-4"), 3, {"lacks 9 of the 10 runs"}, "4-12", "700KiB");
     check_refused_experts(world, packs.experts("0/2"), 3,
                           {"was made from another checkpoint than", "fingerprint"},
                           demo_model_dir());

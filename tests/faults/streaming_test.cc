@@ -6,9 +6,11 @@
 #include <filesystem>
 #include <string>
 
+#include "common/pack/pack.h"
 #include "tests/faults/refusal.h"
 #include "tests/support/checkpoint_copy.h"
 #include "tests/support/golden.h"
+#include "tests/support/packs.h"
 #include "tests/support/pipeline.h"
 
 using namespace k3;
@@ -41,6 +43,40 @@ TEST_CASE("a shard that is cut while it is streamed fails requests by name until
     CHECK(has(cut.error->message, "offset"));
 
     write_file(copy.file(shard), whole);  // the same file, which is still open
+    const Answer after = pipeline.ask(request);
+    REQUIRE_MESSAGE(!after.error.has_value(), after.error->sentence());
+    CHECK(after.ids == before.ids);
+    CHECK(pipeline.stage("trunk").restarts == 0);
+}
+
+TEST_CASE(
+    "a bit of a trunk pack that flips while it is streamed fails requests until it is right") {
+    World world;
+    Packs packs(world);
+    const std::filesystem::path file = packs.trunk("all");
+    const std::string whole = read_file(file);
+    const auto pack = pack::Pack::open(file).value();
+    Pipeline pipeline(world, "flipped", golden_dir() / "tiny-k3",
+                      "[trunk]\nweights_bytes = 571264\npack = '" + file.string() +
+                          "'\n[experts]\ncache_bytes = '16MiB'\n");
+    const msg::Submit request = of_ids({5, 6, 7}, 6);
+    const Answer before = pipeline.ask(request);
+    REQUIRE_MESSAGE(!before.error.has_value(), before.error->sentence());
+
+    std::string flipped = whole;
+    const pack::Entry& layer = *pack->find({7, 0});
+    // Of every block: whichever of them are streamed.
+    for (std::uint64_t at = layer.offset; at < layer.offset + layer.bytes; at += 4096)
+        flipped[at] = static_cast<char>(flipped[at] ^ 0x04);
+    write_file(file, flipped);
+    const Answer bad = pipeline.ask(request);
+    REQUIRE(bad.error.has_value());
+    CHECK(bad.error->code == ErrorCode::corrupt);
+    CHECK(has(bad.error->message, file.string() + ": layer 7: the checksum of 4096 bytes at"));
+    CHECK(has(bad.error->message, "language_model.model.layers.7."));
+    CHECK(bad.ids.empty());
+
+    write_file(file, whole);
     const Answer after = pipeline.ask(request);
     REQUIRE_MESSAGE(!after.error.has_value(), after.error->sentence());
     CHECK(after.ids == before.ids);

@@ -61,6 +61,18 @@ TEST_CASE("packed weights do not change a bit") {
                  "[[experts]]\nshare = '0/2'\n[[experts]]\nshare = '1/2'\npack = " +
                  quoted(packs.experts("all"));
     }
+    SUBCASE("a trunk that streams from its pack, in the smallest budget") {
+        stages = "[trunk]\nweights_bytes = 571264\npack = " + quoted(packs.trunk("all"));
+    }
+    SUBCASE("the same with half of it kept, through the page cache, and nothing but a config") {
+        stages = "[trunk]\nweights_bytes = '900KB'\ndirect_reads = 'off'\nthreads = 2\nmodel = " +
+                 quoted(packs.config_only()) + "pack = " + quoted(packs.trunk("all"));
+    }
+    SUBCASE("two stages that stream, one from a pack, one from the checkpoint") {
+        stages = "[[trunk]]\nlayers = '0-5'\nweights_bytes = '600KB'\npack = " +
+                 quoted(packs.trunk("0-5")) +
+                 "[[trunk]]\nlayers = '6-12'\nweights_bytes = '500KB'\n";
+    }
     Pipeline pipeline(world, "packed", golden_dir() / "tiny-k3", stages);
     const std::vector<Answer> answers = answers_of(pipeline);
     REQUIRE(answers.size() == reference().size());

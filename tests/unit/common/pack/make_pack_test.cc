@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "common/model/synthetic.h"
 #include "common/pack/pack.h"
 #include "common/pack/trunk_run.h"
 #include "tests/support/golden.h"
@@ -69,6 +70,26 @@ TEST_CASE("a trunk pack holds every trunk tensor of the checkpoint") {
         n_trunk += contains(std::string(tensor.name), ".experts.") ? 0 : 1;
     CHECK(n_tensors == n_trunk);
     CHECK((*pack)->name_of((*pack)->entries()[1].key) == "the embedding");
+}
+
+TEST_CASE("checksums of the released trunk are for 64 KiB, of its embedding for a row") {
+    model::SyntheticOptions options;
+    options.n_layers = 93;
+    options.n_experts = 896;
+    options.vocab_size = 163'840;
+    const model::ModelConfig config = model::plan_synthetic(options).value().config;
+    const model::ReadUnits units = read_units(config, {0, config.n_layers});
+    CHECK(units.matrices == 65'536);
+    CHECK(units.embedding == 16'384);
+    std::uint64_t n_pieces = 0;
+    for (const TrunkRun& run : trunk_runs(config, 0, config.n_layers))
+        n_pieces += entry_of(run).n_pieces();
+    CHECK(n_pieces * sizeof(std::uint64_t) < 15'000'000);
+    CHECK(read_units(config, {5, 3}).embedding == storage::kBlockBytes);  // it has none
+
+    const model::ReadUnits small = read_units(tiny().config, {0, tiny().config.n_layers});
+    CHECK(small.matrices == storage::kBlockBytes);
+    CHECK(small.embedding == storage::kBlockBytes);
 }
 
 TEST_CASE("a pack of some layers has the embedding with the first and the head with the last") {

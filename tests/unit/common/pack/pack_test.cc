@@ -122,6 +122,17 @@ TEST_CASE("a file that is too short, too long or no pack is refused with its num
     CHECK(contains(other.message, "not a pack"));
 }
 
+TEST_CASE("a pack of an earlier version is refused with both versions and what to do") {
+    TempDir dir;
+    const auto path = dir.path() / "small.pack";
+    write_small_pack(path);
+    const Error error =
+        refusal_after(read_file(path), path, [](std::string& bytes) { bytes[8] = 1; });
+    CHECK(error.code == ErrorCode::incompatible);
+    CHECK(contains(error.message, "is a pack of version 1, and this build reads version 2"));
+    CHECK(contains(error.remedy, "make the pack again with k3pipe pack"));
+}
+
 TEST_CASE("a file that is truncated while it is open is refused by the next read") {
     TempDir dir;
     const auto path = dir.path() / "small.pack";

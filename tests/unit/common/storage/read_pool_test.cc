@@ -79,10 +79,11 @@ TEST_CASE("a read is cut into requests and complete when all of them are") {
     for (auto mode : {DirectFile::Mode::direct_if_possible, DirectFile::Mode::buffered}) {
         File f(mode);
         std::atomic<int> n_requests{0};
-        ReadPool pool({{4 * kBlockBytes, 3}, [&](const DirectFile&, std::uint64_t, std::size_t) {
-                           ++n_requests;
-                           return Status::ok();
-                       }});
+        ReadPool pool(
+            {{4 * kBlockBytes, 3}, [&](const storage::ReadSource&, std::uint64_t, std::size_t) {
+                 ++n_requests;
+                 return Status::ok();
+             }});
         PoolRead read;
         pool.start(read, *f.file, 0, f.blocks(0, kFileBlocks - 1));
         CHECK(pool.wait(read).has_value());
@@ -97,7 +98,7 @@ TEST_CASE("reads begin in the order in which they were started, urgent ones befo
     File f;
     Gate gate;
     std::vector<std::uint64_t> begun;
-    ReadPool pool({kOneThread, [&](const DirectFile&, std::uint64_t offset, std::size_t) {
+    ReadPool pool({kOneThread, [&](const storage::ReadSource&, std::uint64_t offset, std::size_t) {
                        gate.pass();
                        begun.push_back(offset / kBlockBytes);
                        return Status::ok();
@@ -119,11 +120,12 @@ TEST_CASE("an error ends its own read, and the read can be started again") {
     File f;
     std::atomic<bool> fails{true};
     std::atomic<int> n_requests{0};
-    ReadPool pool({kOneThread, [&](const DirectFile&, std::uint64_t offset, std::size_t) -> Status {
-                       ++n_requests;
-                       if (!fails || offset != kBlockBytes) return Status::ok();
-                       return Error{ErrorCode::io, "the disk is on fire", ""};
-                   }});
+    ReadPool pool(
+        {kOneThread, [&](const storage::ReadSource&, std::uint64_t offset, std::size_t) -> Status {
+             ++n_requests;
+             if (!fails || offset != kBlockBytes) return Status::ok();
+             return Error{ErrorCode::io, "the disk is on fire", ""};
+         }});
     PoolRead bad;
     PoolRead good;
     pool.start(bad, *f.file, 0, f.blocks(0, 10));
@@ -156,7 +158,7 @@ TEST_CASE("a wait ends when it is told to, and what has not begun can be given u
     File f;
     Gate gate;
     std::atomic<int> n_requests{0};
-    ReadPool pool({kOneThread, [&](const DirectFile&, std::uint64_t, std::size_t) {
+    ReadPool pool({kOneThread, [&](const storage::ReadSource&, std::uint64_t, std::size_t) {
                        ++n_requests;
                        gate.pass();
                        return Status::ok();
@@ -183,7 +185,7 @@ TEST_CASE("a pool that ends drops what has not begun") {
     std::atomic<int> n_requests{0};
     Gate gate;
     {
-        ReadPool pool({kOneThread, [&](const DirectFile&, std::uint64_t, std::size_t) {
+        ReadPool pool({kOneThread, [&](const storage::ReadSource&, std::uint64_t, std::size_t) {
                            ++n_requests;
                            gate.pass();
                            return Status::ok();

@@ -18,7 +18,7 @@
 #include "tests/support/checkpoint_copy.h"
 #include "tests/support/golden.h"
 #include "tests/support/text.h"
-#include "tests/unit/services/trunk/harness.h"
+#include "tests/unit/services/trunk/streams.h"
 
 namespace k3::test {
 
@@ -27,93 +27,6 @@ namespace {
 using trunk::LayerRange;
 using trunk::StreamedWeights;
 using Mode = storage::DirectFile::Mode;
-
-/// How weights are streamed, and what became of it.
-struct Stream {
-    std::uint64_t budget = 0;  // 0: the smallest
-    std::uint64_t piece_bytes = 4096;
-    Mode mode = Mode::direct_if_possible;
-    storage::ReadShape shape{8192, 2};
-    std::function<bool()> stopping = [] { return false; };
-    std::function<Status(const storage::DirectFile&, std::uint64_t, std::size_t)> before_request;
-    telemetry::Counters counters = {};
-
-    std::uint64_t counter(const std::string& name) {
-        for (const msg::Counter& counter : counters.snapshot())
-            if (counter.name == name) return counter.value;
-        FAIL("no counter " << name);
-        return 0;
-    }
-};
-
-model::WeightPlan plan_of(const model::ModelConfig& config, LayerRange range, std::uint64_t budget,
-                          std::uint64_t piece_bytes) {
-    const std::uint64_t all = std::uint64_t{1} << 40;
-    const std::uint64_t smallest =
-        model::plan_weights(config, {range.first, range.count, all, piece_bytes})
-            .value()
-            .smallest_bytes;
-    return model::plan_weights(
-               config, {range.first, range.count, budget > 0 ? budget : smallest, piece_bytes})
-        .value();
-}
-
-Result<std::unique_ptr<StreamedWeights>> load(const model::Model& model, LayerRange range,
-                                              Stream& stream) {
-    StreamedWeights::Options options;
-    options.plan = plan_of(model.config, range, stream.budget, stream.piece_bytes);
-    options.mode = stream.mode;
-    options.shape = stream.shape;
-    options.stopping = stream.stopping;
-    options.before_request = stream.before_request;
-    return StreamedWeights::load(*model.checkpoint, model.config, range, std::move(options),
-                                 stream.counters, nullptr);
-}
-
-Harness::Options harness_options(const model::Model& model, Stream& stream, int n_threads = 2) {
-    Harness::Options options;
-    options.n_threads = n_threads;
-    options.weights = [&](LayerRange range) -> std::unique_ptr<trunk::WeightSource> {
-        auto weights = load(model, range, stream);
-        REQUIRE(weights.has_value());
-        return std::move(weights).value();
-    };
-    return options;
-}
-
-/// Prefill in pieces, some without logits, two sessions mixed, then decode of both.
-std::vector<float> conversation(Harness& trunk) {
-    std::vector<float> all;
-    const auto add = [&](const std::vector<TokenRow>& rows,
-                         const std::vector<std::uint32_t>& want) {
-        const auto logits = trunk.step(rows, want);
-        REQUIRE(logits.has_value());
-        all.insert(all.end(), logits->begin(), logits->end());
-    };
-    trunk.open(1);
-    trunk.open(2);
-    add({{1, 5}, {1, 6}, {1, 7}}, {});
-    add({{1, 8}, {2, 30}, {2, 31}}, {0});
-    add({{2, 32}}, {});
-    add({{2, 5}, {1, 9}}, {0, 1});
-    for (std::uint32_t i = 0; i < 3; ++i) add({{1, 10 + i}, {2, 40 + i}}, {0, 1});
-    std::vector<TokenRow> many;  // more rows than the embedding reads at once
-    for (std::uint32_t i = 0; i < 40; ++i) many.push_back({1, 3 * i});
-    add(many, {39});
-    return all;
-}
-
-std::vector<float> resident_conversation() {
-    Harness trunk(tiny_model());
-    return conversation(trunk);
-}
-
-std::uint64_t all_bytes() {
-    const model::ModelConfig& config = tiny_model().config;
-    model::WeightPlan plan = plan_of(config, {0, config.n_layers}, std::uint64_t{1} << 40, 4096);
-    CHECK(plan.keeps_all());
-    return plan.memory_bytes();
-}
 
 }  // namespace
 
@@ -288,7 +201,7 @@ TEST_CASE("errors of single reads end single steps") {
     }();
     Stream stream;
     std::atomic<int> countdown{-1};
-    stream.before_request = [&](const storage::DirectFile&, std::uint64_t, std::size_t) -> Status {
+    stream.before_request = [&](const storage::ReadSource&, std::uint64_t, std::size_t) -> Status {
         if (countdown.load() < 0 || countdown.fetch_sub(1) != 0) return Status::ok();
         return Error{ErrorCode::io, "cannot read: input/output error", ""};
     };
@@ -320,7 +233,7 @@ TEST_CASE("a slow disk costs time only, and a step that waits for it ends when i
     std::atomic<int> delay_us{200};
     std::atomic<bool> stops{false};
     stream.stopping = [&] { return stops.load(); };
-    stream.before_request = [&](const storage::DirectFile&, std::uint64_t, std::size_t) {
+    stream.before_request = [&](const storage::ReadSource&, std::uint64_t, std::size_t) {
         std::this_thread::sleep_for(std::chrono::microseconds(delay_us));
         return Status::ok();
     };
@@ -346,8 +259,8 @@ TEST_CASE("loading gives up when it is told to, and names what is missing") {
     options.shape = stream.shape;
     std::set<std::string> parts;
     const auto stopped = StreamedWeights::load(
-        *model.checkpoint, model.config, {0, 13}, std::move(options), stream.counters,
-        [&](std::uint64_t done, std::uint64_t total, const std::string& what) {
+        open_files(model, {0, 13}, stream).value(), model.config, {0, 13}, std::move(options),
+        stream.counters, [&](std::uint64_t done, std::uint64_t total, const std::string& what) {
             CHECK(done <= total);
             parts.insert(what);
             return what != "layer 2";

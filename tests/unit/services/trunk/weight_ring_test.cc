@@ -18,7 +18,7 @@ namespace k3::test {
 namespace {
 
 using storage::kBlockBytes;
-using trunk::FileRange;
+using storage::ReadRange;
 using trunk::WeightRing;
 
 constexpr std::size_t kRingFileBlocks = 40;
@@ -35,12 +35,28 @@ struct RingFile {
         write_file(temp.path() / "f", text);
         file.emplace(storage::DirectFile::open(temp.path() / "f").value());
     }
-    FileRange range(std::uint64_t offset, std::uint64_t bytes) const {
+    ReadRange range(std::uint64_t offset, std::uint64_t bytes) const {
         return {&*file, offset, bytes};
     }
     bool is(std::span<const std::byte> bytes, std::uint64_t offset) const {
         return std::memcmp(bytes.data(), text.data() + offset, bytes.size()) == 0;
     }
+};
+
+/// The file in units of three blocks; the last one has one block.
+class ThreeBlocks final : public storage::ReadSource {
+  public:
+    explicit ThreeBlocks(const storage::DirectFile& file) : file_(file) {}
+    std::uint64_t unit_bytes() const noexcept override { return 3 * kBlockBytes; }
+    std::uint64_t end() const noexcept override { return file_.bytes(); }
+    Status read(std::uint64_t offset, std::span<std::byte> dst) const override {
+        const bool whole = dst.size() % unit_bytes() == 0 || offset + dst.size() == end();
+        if (offset % unit_bytes() == 0 && whole) return file_.read(offset, dst);
+        return Error{ErrorCode::internal, "a read of parts of units", ""};
+    }
+
+  private:
+    const storage::DirectFile& file_;
 };
 
 const std::function<bool()> kGoOn = [] { return false; };
@@ -78,6 +94,30 @@ TEST_CASE("pieces of any size and place come out whole and in order, around the 
     }
     CHECK(ring.is_empty());
     CHECK(most >= 3);
+}
+
+TEST_CASE("a source with larger units is read in whole ones, whatever the size of requests") {
+    static_assert(kRingFileBlocks % 3 == 1);
+    RingFile f;
+    const ThreeBlocks source(*f.file);
+    for (const std::size_t request_blocks : {1U, 2U, 4U, 7U}) {
+        storage::ReadPool pool({{request_blocks * kBlockBytes, 2}, {}});
+        MemoryBlock memory = MemoryBlock::create(24 * kBlockBytes, "a test").value();
+        WeightRing ring(pool, memory.span(), 4);
+        const std::uint64_t end = kRingFileBlocks * kBlockBytes;
+        for (const ReadRange& range :
+             {ReadRange{&source, 0, 1}, ReadRange{&source, 3 * kBlockBytes - 1, 2},
+              ReadRange{&source, 5 * kBlockBytes + 17, 11 * kBlockBytes},
+              ReadRange{&source, end - 1, 1}, ReadRange{&source, end - 9 * kBlockBytes + 5, 999}}) {
+            CAPTURE(range.offset);
+            REQUIRE(ring.try_push(0, range));
+            const auto bytes = ring.wait_front(kGoOn);
+            REQUIRE_MESSAGE(bytes.has_value(), bytes.error().sentence());
+            CHECK(bytes->size() == range.bytes);
+            CHECK(f.is(*bytes, range.offset));
+            ring.pop_front();
+        }
+    }
 }
 
 TEST_CASE("a ring that is full takes the next piece when the oldest has gone") {
@@ -119,7 +159,7 @@ TEST_CASE("an error of one piece does not touch those before it") {
     RingFile f;
     storage::ReadPool pool(
         {{kBlockBytes, 2},
-         [](const storage::DirectFile&, std::uint64_t offset, std::size_t) -> Status {
+         [](const storage::ReadSource&, std::uint64_t offset, std::size_t) -> Status {
              if (offset != 5 * kBlockBytes) return Status::ok();
              return Error{ErrorCode::io, "no such block", ""};
          }});
