@@ -116,13 +116,12 @@ class MemoryPlanner {
         return Status::ok();
     }
 
-    /// It opens the checkpoint for its fingerprint only.
+    /// It looks at the checkpoint for its fingerprint only.
     void add_tokenizer(const StagePlan& stage, ProcessMemory& process) const {
         const model::ModelConfig& config = models_.at(stage.model).config;
-        const model::CheckpointIndexSize index = model::checkpoint_index_size(config);
         process.items.push_back({"vocabulary", config.vocab_size * model::kTokenizerEntryBytes});
         process.items.push_back(
-            {"index of the checkpoint, at start", index.kept_bytes + index.opening_bytes});
+            {"header of a shard, at start", model::shard_header_bytes(config)});
     }
 
     void add_segment(const StagePlan& stage, const char* what, const model::ArenaSize& size) {
@@ -144,7 +143,7 @@ class MemoryPlanner {
         out_.trunk_token_bytes += weights->token_bytes;
         const std::uint64_t buffers = model::step_buffer_bytes(config, range, rows, threads);
         process.items.push_back(
-            {"index of the checkpoint", model::checkpoint_index_size(config).kept_bytes});
+            {"index of the checkpoint", model::checkpoint_index_bytes(config)});
         process.items.push_back(
             {fmt::format("weights of layers {}-{}, kept", range.first, range.end() - 1),
              weights->kept_bytes});
@@ -207,7 +206,7 @@ class MemoryPlanner {
         out_.slots_of[stage.name] = memory->n_slots;
         out_.experts_held += held.count();
         process.items.push_back(
-            {"index of the checkpoint", model::checkpoint_index_size(config).kept_bytes});
+            {"index of the checkpoint", model::checkpoint_index_bytes(config)});
         process.items.push_back({fmt::format("cache, {} of {} experts", grouped(memory->n_slots),
                                              grouped(held.count())),
                                  memory->n_slots * options.slot_bytes});

@@ -6,10 +6,13 @@
 #include <algorithm>
 #include <bit>
 #include <iterator>
+#include <map>
 #include <memory>
 #include <vector>
 
 #include "common/model/tensor_names.h"
+#include "common/storage/file.h"
+#include "common/storage/shard_headers.h"
 
 namespace k3::model {
 
@@ -84,20 +87,66 @@ std::string canonical_config(const ModelConfig& config) {
     return text;
 }
 
+/// Of tensors, in any order.
+class TensorSum {
+  public:
+    void add(const storage::TensorInfo& tensor) {
+        line_.assign(tensor.name);
+        line_ += ' ';
+        line_ += storage::to_string(tensor.dtype);
+        for (std::uint64_t size : tensor.shape)
+            fmt::format_to(std::back_inserter(line_), " {}", size);
+        line_ += '\n';
+        const XXH128_hash_t hash = XXH3_128bits(line_.data(), line_.size());
+        low_ += hash.low64;
+        high_ += hash.high64 + (low_ < hash.low64 ? 1 : 0);
+    }
+    std::string hex() const { return fmt::format("{:016x}{:016x}", high_, low_); }
+
+  private:
+    std::string line_;
+    std::uint64_t low_ = 0;
+    std::uint64_t high_ = 0;
+};
+
+using Sample = std::vector<std::byte>;
+
+/// Tensors of which a part goes in, in this order.
+std::vector<std::string> sampled_tensors(const ModelConfig& config) {
+    std::vector<std::string> names;
+    for (std::uint32_t layer = 0; layer < config.n_layers; ++layer)
+        names.push_back(layer_tensor(layer, "self_attn.o_proj.weight"));
+    names.emplace_back(kEmbeddingTensor);
+    names.emplace_back(kHeadTensor);
+    return names;
+}
+
 /// Up to 4 KiB from the middle of a tensor: its ends are more often padding or alike in two models
 /// (the embedding's last rows belong to ids that never occur).
-Status add_sample(Digest& digest, const storage::Checkpoint& checkpoint, std::string_view name) {
-    const storage::TensorInfo* tensor = checkpoint.find(name);
-    if (tensor == nullptr)
-        return Error{ErrorCode::not_found,
-                     fmt::format("{} lacks the tensor {}", checkpoint.directory().string(), name),
-                     "check that the checkpoint is complete and that config.json belongs to it"};
-    std::vector<std::byte> sample(std::min(kSampleBytes, tensor->bytes));
-    std::uint64_t offset = tensor->offset + (tensor->bytes - sample.size()) / 2;
-    Status status = checkpoint.read_range(tensor->shard, offset, sample);
-    if (!status) return std::move(status).error().with_context(fmt::format("tensor {}", name));
-    digest.add(sample.data(), sample.size());
-    return Status::ok();
+struct SamplePlace {
+    std::uint64_t offset = 0;
+    std::size_t bytes = 0;
+
+    explicit SamplePlace(const storage::TensorInfo& tensor)
+        : bytes(std::min(kSampleBytes, tensor.bytes)) {
+        offset = tensor.offset + (tensor.bytes - bytes) / 2;
+    }
+};
+
+Error lacks(const std::filesystem::path& directory, std::string_view name) {
+    return Error{ErrorCode::not_found,
+                 fmt::format("{} lacks the tensor {}", directory.string(), name),
+                 "check that the checkpoint is complete and that config.json belongs to it"};
+}
+
+std::string digest_of(const ModelConfig& config, const TensorSum& tensors,
+                      const std::vector<Sample>& samples) {
+    Digest digest;
+    digest.add("k3 fingerprint 2\n");
+    digest.add(canonical_config(config));
+    digest.add(tensors.hex());
+    for (const Sample& sample : samples) digest.add(sample.data(), sample.size());
+    return digest.hex();
 }
 
 }  // namespace
@@ -109,25 +158,49 @@ std::string config_digest(const ModelConfig& config) {
 }
 
 Result<std::string> fingerprint(const storage::Checkpoint& checkpoint, const ModelConfig& config) {
-    Digest digest;
-    digest.add("k3 fingerprint 1\n");
-    digest.add(canonical_config(config));
-    std::string line;
-    for (const storage::TensorInfo& tensor : checkpoint.tensors()) {
-        line.assign(tensor.name);
-        line += ' ';
-        line += storage::to_string(tensor.dtype);
-        for (std::uint64_t size : tensor.shape)
-            fmt::format_to(std::back_inserter(line), " {}", size);
-        line += '\n';
-        digest.add(line);
+    TensorSum sum;
+    for (const storage::TensorInfo& tensor : checkpoint.tensors()) sum.add(tensor);
+    std::vector<Sample> samples;
+    for (const std::string& name : sampled_tensors(config)) {
+        const storage::TensorInfo* tensor = checkpoint.find(name);
+        if (tensor == nullptr) return lacks(checkpoint.directory(), name);
+        const SamplePlace place(*tensor);
+        Status read =
+            checkpoint.read_range(tensor->shard, place.offset, samples.emplace_back(place.bytes));
+        if (!read) return std::move(read).error().with_context(fmt::format("tensor {}", name));
     }
-    for (std::uint32_t layer = 0; layer < config.n_layers; ++layer)
-        RETURN_IF_ERROR(
-            add_sample(digest, checkpoint, layer_tensor(layer, "self_attn.o_proj.weight")));
-    RETURN_IF_ERROR(add_sample(digest, checkpoint, kEmbeddingTensor));
-    RETURN_IF_ERROR(add_sample(digest, checkpoint, kHeadTensor));
-    return digest.hex();
+    return digest_of(config, sum, samples);
+}
+
+Result<std::string> fingerprint(const std::filesystem::path& directory, const ModelConfig& config) {
+    TensorSum sum;
+    const std::vector<std::string> names = sampled_tensors(config);
+    std::map<std::string_view, std::size_t> wanted;
+    for (std::size_t i = 0; i < names.size(); ++i) wanted.emplace(names[i], i);
+    std::vector<Sample> samples(names.size());
+    std::vector<bool> found(names.size());
+    const std::vector<std::string> skipped = storage::vision_prefixes();
+    RETURN_IF_ERROR(
+        storage::visit_shards(directory, skipped, [&](const storage::ShardHeader& shard) -> Status {
+            for (const storage::TensorInfo& tensor : shard.tensors) {
+                sum.add(tensor);
+                const auto at = wanted.find(tensor.name);
+                if (at == wanted.end()) continue;
+                const SamplePlace place(tensor);
+                Sample& sample = samples[at->second];
+                sample.resize(place.bytes);
+                Status read =
+                    storage::read_exactly(shard.fd, place.offset, std::span(sample), shard.path);
+                if (!read)
+                    return std::move(read).error().with_context(
+                        fmt::format("tensor {}", tensor.name));
+                found[at->second] = true;
+            }
+            return Status::ok();
+        }));
+    for (std::size_t i = 0; i < names.size(); ++i)
+        if (!found[i]) return lacks(directory, names[i]);
+    return digest_of(config, sum, samples);
 }
 
 }  // namespace k3::model

@@ -15,10 +15,12 @@ namespace {
 
 constexpr std::uint64_t kFloat = sizeof(float);
 
-/// Most names have 77 bytes; a record has 72, and the table of names up to 32. An entry of the
-/// index is a name and a file.
+/// Most names have 77 bytes; a record has 72, and the table of names up to 32. An entry of a header
+/// is a name, type, shape and places, and again as much for the parser.
 constexpr std::uint64_t kTensorEntryBytes = 72 + 77 + 32;
-constexpr std::uint64_t kIndexEntryBytes = 120;
+constexpr std::uint64_t kHeaderEntryBytes = std::uint64_t{2} * 180;
+constexpr std::uint64_t kTrunkTensorsOfLayer = 28;  // 22 to 28
+constexpr std::uint64_t kPartsOfExpert = 6;
 
 /// Matrices as stored; everything else is widened when it is loaded.
 std::uint64_t loaded_bytes(const TensorSpec& tensor) {
@@ -185,13 +187,17 @@ ArenaSize expert_reply_arena(const ModelConfig& config, std::uint64_t max_rows) 
     return {std::min(max_rows * config.moe.latent_size * sizeof(std::int64_t), kMostBytes), kSlots};
 }
 
-CheckpointIndexSize checkpoint_index_size(const ModelConfig& config) noexcept {
-    constexpr std::uint64_t kTrunkTensorsOfLayer = 28;  // 22 to 28
-    constexpr std::uint64_t kPartsOfExpert = 6;
+std::uint64_t checkpoint_index_bytes(const ModelConfig& config) noexcept {
     std::uint64_t n = config.n_layers * kTrunkTensorsOfLayer;
     for (std::uint32_t layer = 0; layer < config.n_layers; ++layer)
         if (config.is_moe(layer)) n += config.moe.n_experts * kPartsOfExpert;
-    return {n * kTensorEntryBytes, n * kIndexEntryBytes};
+    return n * kTensorEntryBytes;
+}
+
+std::uint64_t shard_header_bytes(const ModelConfig& config) noexcept {
+    // A shard of the release holds a layer. Beside records and names: the text, and its parser's.
+    return (config.moe.n_experts * kPartsOfExpert + kTrunkTensorsOfLayer) *
+           (kTensorEntryBytes + kHeaderEntryBytes);
 }
 
 }  // namespace k3::model

@@ -104,13 +104,11 @@ ArenaSize expert_reply_arena(const ModelConfig& config, std::uint64_t max_rows) 
 
 // --- every process ---
 
-/// Names and places of tensors in a process that opened the checkpoint, and what opening takes
-/// besides: the text of the index, given back before anything else is taken.
-struct CheckpointIndexSize {
-    std::uint64_t kept_bytes = 0;
-    std::uint64_t opening_bytes = 0;
-};
-CheckpointIndexSize checkpoint_index_size(const ModelConfig& config) noexcept;
+/// Names and places of tensors in a process that opened the checkpoint. While it is opened the text
+/// of the index takes as much again, given back before anything else is taken.
+std::uint64_t checkpoint_index_bytes(const ModelConfig& config) noexcept;
+/// What a process takes that reads one shard's header after the other, for the fingerprint alone.
+std::uint64_t shard_header_bytes(const ModelConfig& config) noexcept;
 
 /// Program, libraries, threads and sockets of a service: 9 to 13 MB resident, measured on x86-64.
 inline constexpr std::uint64_t kServiceBaseBytes = 13'000'000;

@@ -51,17 +51,23 @@ Status check_expert_tensors(const storage::Checkpoint& checkpoint, const ModelCo
                             std::uint32_t first, std::uint32_t count);
 
 /// The checkpoint's fingerprint: XXH3-128, as 32 hex digits, over
-///   1. the line "k3 fingerprint 1";
+///   1. the line "k3 fingerprint 2";
 ///   2. the parsed config as lines "field=value", floats by their bits: everything in ModelConfig
 ///   but
 ///      `name` and `mla.lora_norm_eps` (a setting, not part of the checkpoint);
-///   3. a line "name dtype sizes..." for every text tensor, in order of name;
+///   3. the sum, modulo 2^128, of the XXH3-128 of a line "name dtype sizes..." for every text
+///      tensor: whatever order they come in;
 ///   4. the middle 4096 bytes (or all, if there are fewer) of each layer's self_attn.o_proj.weight,
 ///      of the embedding and of the head, in this order.
 /// How the tensors are spread over shards does not matter, and neither do bytes outside the
 /// samples: it tells checkpoints apart, it does not prove them intact. Design section 5. Errors:
 /// not_found (a sampled tensor), corrupt, io.
 Result<std::string> fingerprint(const storage::Checkpoint& checkpoint, const ModelConfig& config);
+
+/// The same for a process that has no use for the tensors: reads one shard's header after the
+/// other, 5 MB of memory for the released checkpoint instead of 160. That index and headers agree
+/// is not checked. Errors: those of storage::visit_shards, and as above.
+Result<std::string> fingerprint(const std::filesystem::path& directory, const ModelConfig& config);
 
 /// XXH3-128 over part 2 alone, as 32 hex digits: what can be compared where there are no shards.
 std::string config_digest(const ModelConfig& config);

@@ -134,6 +134,8 @@ void merge_sorted(std::vector<TensorInfo>& all, const std::vector<TensorInfo>& r
 
 }  // namespace
 
+std::vector<std::string> vision_prefixes() { return {"vision_tower.", "mm_projector."}; }
+
 class Checkpoint::Impl {
   public:
     explicit Impl(Options options) : options_(std::move(options)) {}

@@ -24,11 +24,14 @@ namespace k3::storage {
 /// What makes a directory a checkpoint; the shards lie beside it.
 inline constexpr std::string_view kIndexName = "model.safetensors.index.json";
 
+/// How names of tensors begin that the text model does not have.
+std::vector<std::string> vision_prefixes();
+
 class Checkpoint {
   public:
     struct Options {
         std::filesystem::path directory;
-        std::vector<std::string> skip_prefixes = {"vision_tower.", "mm_projector."};
+        std::vector<std::string> skip_prefixes = vision_prefixes();
     };
     /// Errors: not_found (directory, index or a shard the index names), io (unreadable, errno),
     /// corrupt (index or header damaged; a tensor the index promises and the shard lacks, or the

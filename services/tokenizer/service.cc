@@ -7,7 +7,8 @@
 #include <utility>
 
 #include "common/base/log.h"
-#include "common/model/load.h"
+#include "common/model/tensor_names.h"
+#include "common/storage/checkpoint.h"
 
 namespace k3::tokenizer {
 
@@ -31,13 +32,13 @@ struct Loaded {
 
 /// A tokenizer may run on a box that has none of the weights: then config.json is enough.
 Result<Loaded> load_model(const std::filesystem::path& directory) {
+    Loaded loaded;
+    ASSIGN_OR_RETURN(loaded.config, model::load_config(directory));
     std::error_code ignored;
-    if (std::filesystem::exists(directory / "model.safetensors.index.json", ignored)) {
-        ASSIGN_OR_RETURN(model::Model model, model::open_model(directory));
-        return Loaded{std::move(model.config), std::move(model.fingerprint)};
+    if (std::filesystem::exists(directory / storage::kIndexName, ignored)) {
+        ASSIGN_OR_RETURN(loaded.fingerprint, model::fingerprint(directory, loaded.config));
     }
-    ASSIGN_OR_RETURN(model::ModelConfig config, model::load_config(directory));
-    return Loaded{std::move(config), {}};
+    return loaded;
 }
 
 }  // namespace

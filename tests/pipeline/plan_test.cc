@@ -83,7 +83,8 @@ TEST_CASE("plan on the released size tells its exact bytes within a second and 2
     ::malloc_trim(0);
     ::unsetenv("MALLOC_PERTURB_");
     const std::string config = world.write("full.toml", "[pipeline]\nmodel = 'full'\n").string();
-    const Ended plan = world.k3pipe({"plan", "-c", config});
+    // Measuring the memory is no part of it: that takes as long as it is given.
+    const Ended plan = world.k3pipe({"plan", "-c", config, "--memory-rate", "100GB"});
     INFO(plan.err);
     INFO(plan.out);
     REQUIRE(plan.code == 0);
@@ -92,9 +93,8 @@ TEST_CASE("plan on the released size tells its exact bytes within a second and 2
     REQUIRE(::getrusage(RUSAGE_CHILDREN, &used) == 0);
     if (!kIsSanitized) {
         CHECK(used.ru_maxrss * 1024 < 200'000'000);
-        // Processor time, because other processes may keep the disk and the processor busy; twice
-        // what is wanted, because the neighbour of a busy core has half of it.
-        CHECK(seconds_of(used.ru_utime) + seconds_of(used.ru_stime) < 2.0);
+        // Processor time, because other processes may keep the disk and the processor busy.
+        CHECK(seconds_of(used.ru_utime) + seconds_of(used.ru_stime) < 1.0);
     }
 
     // No prediction from holes, and none of the numbers of this machine.
@@ -163,6 +163,13 @@ TEST_CASE("plan on the released size tells its exact bytes within a second and 2
         CHECK(sum <= most);
         CHECK(sum > most - most / 20);
     }
+
+    // The tokenizer looks at half a million tensors for the fingerprint, and keeps none of them.
+    Program tokenizer = world.start_program({built("services/tokenizer/k3-tokenizer").string(),
+                                             "--model", (world.path() / "full").string(),
+                                             "--listen", "ipc://" + (world.path() / "t").string()});
+    REQUIRE(tokenizer.says("ready"));
+    if (!kIsSanitized) CHECK(peak_bytes(tokenizer.pid()) < 60'000'000);
 }
 
 TEST_CASE("plan refuses a checkpoint that lacks a tensor, and names it") {

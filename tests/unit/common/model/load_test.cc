@@ -64,6 +64,31 @@ TEST_CASE("two checkpoints have two fingerprints, a copy has the same") {
     CHECK(open_or_fail(copy.path()).fingerprint == tiny.fingerprint);
 }
 
+TEST_CASE("the fingerprint is the same without an open checkpoint, and as careful") {
+    for (const auto& directory : {test::golden_dir() / "tiny-k3", test::demo_model_dir()}) {
+        const Model model = open_or_fail(directory);
+        const auto scanned = fingerprint(directory, model.config);
+        REQUIRE_MESSAGE(scanned.has_value(), scanned.error().sentence());
+        CHECK(*scanned == model.fingerprint);
+    }
+    const Model tiny = open_or_fail(test::golden_dir() / "tiny-k3");
+    const Place place = place_of(tiny, layer_tensor(5, "self_attn.o_proj.weight"), 2000);
+    CheckpointCopy copy(test::golden_dir() / "tiny-k3");
+    copy.set_byte(place.shard, place.offset, 0x5A);
+    const auto other = fingerprint(copy.path(), tiny.config);
+    REQUIRE(other.has_value());
+    CHECK(*other == open_or_fail(copy.path()).fingerprint);
+    CHECK(*other != tiny.fingerprint);
+    copy.truncate(place.shard, place.offset - 100);
+    CHECK(fingerprint(copy.path(), tiny.config).error().code == ErrorCode::corrupt);
+    ModelConfig deeper = tiny.config;
+    ++deeper.n_layers;
+    const auto lacking = fingerprint(test::golden_dir() / "tiny-k3", deeper);
+    REQUIRE_FALSE(lacking.has_value());
+    CHECK(lacking.error().code == ErrorCode::not_found);
+    CHECK(lacking.error().message.find("layers.13.self_attn.o_proj.weight") != std::string::npos);
+}
+
 TEST_CASE("one flipped byte in a sampled part changes the fingerprint") {
     Model tiny = open_or_fail(test::golden_dir() / "tiny-k3");
     for (std::string name :
