@@ -220,8 +220,12 @@ Result<CommandLine> parse_command_line(int argc, const char* const* argv) {
     if (verb == verbs.verify) return CommandLine(std::move(raw.verify));
     if (verb == verbs.init) return CommandLine(std::move(raw.init));
     if (verb == verbs.doctor) {
-        if (!raw.doctor.config.empty() && !raw.doctor.model.empty())
+        const ModelFiles& files = raw.doctor.files;
+        const bool has_packs = !files.trunk_pack.empty() || !files.experts_pack.empty();
+        if (!raw.doctor.config.empty() && (!files.directory.empty() || has_packs))
             return usage("doctor: give a model or -c, not both", "doctor");
+        if (has_packs && files.directory.empty())
+            return usage("doctor: packs need a directory with their config.json", "doctor");
         return CommandLine(std::move(raw.doctor));
     }
     return complete_synth(verbs.synth, std::move(raw.synth));

@@ -12,6 +12,7 @@
 #include "common/model/synthetic.h"
 #include "common/pack/format.h"
 #include "common/transport/messages/sampler.h"
+#include "launcher/model_files.h"
 
 namespace k3::launcher {
 
@@ -97,14 +98,14 @@ struct PlacementCommand {
 
 /// `k3pipe init`: writes a pipeline file with budgets for some memory.
 struct InitCommand {
-    std::filesystem::path model;
-    std::filesystem::path file;   // empty: to standard output
-    std::string preset = "auto";  // 8g, 16g, ..., max
+    ModelFiles files;
+    std::filesystem::path output;  // empty: to standard output
+    std::string preset = "auto";   // 8g, 16g, ..., max
 };
 
 struct DoctorCommand {
     std::filesystem::path config;  // at most one of these two; none: the machine only
-    std::filesystem::path model;
+    ModelFiles files;
 };
 
 struct SynthCommand {

@@ -343,6 +343,16 @@ void add_placement(CLI::App* verb, PlacementCommand& placement) {
 
 void add_examples(CLI::App* verb, std::string text) { verb->footer(fmt::format("\n{}", text)); }
 
+/// Of a box that reads from packs.
+void add_packs(CLI::App* verb, ModelFiles& files) {
+    verb->add_option("--trunk-pack", files.trunk_pack,
+                     "the trunk is read from this pack [checkpoint]")
+        ->option_text("FILE");
+    verb->add_option("--experts-pack", files.experts_pack,
+                     "the experts are read from this pack [checkpoint]")
+        ->option_text("FILE");
+}
+
 void declare_verbs(CLI::App& app, RawCommands& raw, Verbs* verbs) {
     verbs->run = app.add_subcommand("run", kRunAbout);
     add_examples(verbs->run, kRunExamples);
@@ -403,13 +413,16 @@ void declare_verbs(CLI::App& app, RawCommands& raw, Verbs* verbs) {
     verbs->init = app.add_subcommand(
         "init", "Write a pipeline file with budgets for the memory of this or another box.");
     add_examples(verbs->init, "Example: k3pipe init MODEL --preset 32g -o k3.toml\n");
-    verbs->init->add_option("model", raw.init.model, "directory of the checkpoint")
+    verbs->init
+        ->add_option("model", raw.init.files.directory,
+                     "directory of the checkpoint; with both packs config and tokenizer are enough")
         ->required()
         ->option_text(" ");
+    add_packs(verbs->init, raw.init.files);
     verbs->init->add_option("--preset", raw.init.preset, "memory of all processes together [auto]")
         ->check(one_of(preset_names()))
         ->option_text("auto|8g|16g|32g|64g|128g|max");
-    verbs->init->add_option("-o,--output", raw.init.file, "write it here [standard output]")
+    verbs->init->add_option("-o,--output", raw.init.output, "write it here [standard output]")
         ->option_text("FILE");
 
     verbs->doctor = app.add_subcommand(
@@ -417,11 +430,15 @@ void declare_verbs(CLI::App& app, RawCommands& raw, Verbs* verbs) {
     add_examples(verbs->doctor,
                  "Examples:\n"
                  "  k3pipe doctor MODEL\n"
+                 "  k3pipe doctor DIR --trunk-pack trunk.k3pack --experts-pack experts.k3pack\n"
                  "  k3pipe doctor -c pipeline.toml\n");
-    verbs->doctor->add_option("model", raw.doctor.model, "directory of the checkpoint [none]")
-        ->option_text(" ");
     verbs->doctor
-        ->add_option("-c,--config", raw.doctor.config, "pipeline file; its checkpoint is looked at")
+        ->add_option("model", raw.doctor.files.directory, "directory of the checkpoint [none]")
+        ->option_text(" ");
+    add_packs(verbs->doctor, raw.doctor.files);
+    verbs->doctor
+        ->add_option("-c,--config", raw.doctor.config,
+                     "pipeline file; its checkpoint and packs are looked at")
         ->option_text("FILE");
 
     verbs->keys = app.add_subcommand("keys", kKeysAbout);

@@ -41,7 +41,7 @@ class Report {
     std::optional<ErrorCode> first_;
 };
 
-/// Config, index, all shards, every tensor. Nothing if it cannot be used.
+/// Config, index, all shards, every tensor of a checkpoint. Nothing if it cannot be used.
 std::optional<model::Model> examine_model(const std::filesystem::path& directory, Report& report) {
     const std::vector<Diagnosis> damages = examine_shards(directory);
     report.add(damages);
@@ -62,8 +62,20 @@ std::optional<model::Model> examine_model(const std::filesystem::path& directory
         "",
         {}});
     report.add(examine_open_files(model->checkpoint->n_shards()));
-    report.add(examine_disk(*model));
     return *std::move(model);
+}
+
+/// What opening found, beyond checkpoints that have been examined.
+void examine_weights(const StageWeights& weights, Report& report) {
+    for (const auto& [directory, model] : weights.models)
+        if (model.checkpoint == nullptr)
+            report.add(Diagnosis{Grade::fine,
+                                 "checkpoint",
+                                 fmt::format("{}: config.json only", directory.string()),
+                                 "",
+                                 {}});
+    report.add(examine_packs(weights.packs));
+    if (!weights.files().empty()) report.add(examine_disk(weights));
 }
 
 Diagnosis budget_finding(const PipelineMemory& memory, const AvailableMemory& available) {
@@ -75,27 +87,40 @@ Diagnosis budget_finding(const PipelineMemory& memory, const AvailableMemory& av
             ErrorCode::resource_exhausted};
 }
 
-/// The budgets of a pipeline file against the memory that is there.
-Status examine_pipeline(const PipelinePlan& plan, const Models& models,
-                        const AvailableMemory& available, Report& report) {
-    ASSIGN_OR_RETURN(const PipelineMemory memory,
-                     plan_memory(plan, models, machine_cores(), available.bytes));
-    report.add(budget_finding(memory, available));
+/// The configuration that `k3pipe init` would write.
+void advise(const ModelFiles& files, const StageWeights& weights, const AvailableMemory& available,
+            Report& report) {
+    const auto preset = find_preset("auto", available);
+    const auto text = preset.has_value() ? preset_file(*preset, files, weights, machine_cores())
+                                         : Result<std::string>(preset.error());
+    if (!text.has_value()) {
+        report.add("advice", text.error());
+        return;
+    }
+    std::string packs;
+    if (!files.trunk_pack.empty()) packs += " --trunk-pack " + files.trunk_pack.string();
+    if (!files.experts_pack.empty()) packs += " --experts-pack " + files.experts_pack.string();
+    fmt::print("\nadvice: `k3pipe init {}{} -o FILE` writes\n\n{}", files.directory.string(), packs,
+               *text);
+}
+
+/// A directory and its packs, for a pipeline on this box.
+Status examine_files(const ModelFiles& files, const AvailableMemory& available, Report& report) {
+    Models opened;
+    const bool is_packed = !files.trunk_pack.empty() && !files.experts_pack.empty();
+    if (has_checkpoint(files.directory) || !is_packed) {
+        auto model = examine_model(files.directory, report);
+        if (!model) return Status::ok();  // it has been reported
+        opened.emplace(std::filesystem::absolute(files.directory), *std::move(model));
+    }
+    report.add(examine_tokenizer(files.directory));
+    ASSIGN_OR_RETURN(const StageWeights weights, open_files(files, std::move(opened)));
+    examine_weights(weights, report);
+    advise(files, weights, available, report);
     return Status::ok();
 }
 
-/// The configuration that `k3pipe init` would write.
-void advise(const model::Model& model, const AvailableMemory& available, Report& report) {
-    const auto preset = find_preset("auto", available);
-    const auto text = preset.has_value() ? preset_file(*preset, model, machine_cores())
-                                         : Result<std::string>(preset.error());
-    if (!text.has_value())
-        report.add("advice", text.error());
-    else
-        fmt::print("\nadvice: `k3pipe init {} -o FILE` writes\n\n{}",
-                   model.checkpoint->directory().string(), *text);
-}
-
+/// The weights and budgets of a pipeline file, and the memory that is there.
 Status examine_file(const std::filesystem::path& file, const AvailableMemory& available,
                     Report& report) {
     ASSIGN_OR_RETURN(PipelineSpec spec, load_pipeline(file));
@@ -103,14 +128,21 @@ Status examine_file(const std::filesystem::path& file, const AvailableMemory& av
     ASSIGN_OR_RETURN(const PipelinePlan whole,
                      make_plan(spec, run_base(spec.run_dir) / spec.name, 0));
     const PipelinePlan plan = whole.on_this_box();
-    Models models;
+    Models opened;
     for (const StagePlan& stage : plan.stages) {
-        if (stage.model.empty() || models.contains(stage.model)) continue;
+        if (stage.model.empty()) continue;
+        if (stage.kind == msg::ServiceKind::tokenizer) report.add(examine_tokenizer(stage.model));
+        if (opened.contains(stage.model) || !has_checkpoint(stage.model)) continue;
         auto model = examine_model(stage.model, report);
         if (!model) return Status::ok();  // it has been reported
-        models.emplace(stage.model, *std::move(model));
+        opened.emplace(stage.model, *std::move(model));
     }
-    return examine_pipeline(plan, models, available, report);
+    ASSIGN_OR_RETURN(const StageWeights weights, open_weights(plan, std::move(opened)));
+    examine_weights(weights, report);
+    ASSIGN_OR_RETURN(const PipelineMemory memory,
+                     plan_memory(plan, weights, machine_cores(), available.bytes));
+    report.add(budget_finding(memory, available));
+    return Status::ok();
 }
 
 }  // namespace
@@ -124,9 +156,10 @@ int doctor(const DoctorCommand& command) {
         if (const Status status = examine_file(command.config, *available, report);
             !status.has_value())
             report.add("pipeline file", status.error());
-    } else if (!command.model.empty()) {
-        if (const auto model = examine_model(command.model, report))
-            advise(*model, *available, report);
+    } else if (!command.files.directory.empty()) {
+        if (const Status status = examine_files(command.files, *available, report);
+            !status.has_value())
+            report.add("weights", status.error());
     }
     return report.exit_status();
 }

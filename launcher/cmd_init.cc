@@ -39,15 +39,16 @@ Status write_new(const std::filesystem::path& path, std::string_view text) {
 Status write_preset(const InitCommand& command) {
     ASSIGN_OR_RETURN(const AvailableMemory available, available_memory());
     ASSIGN_OR_RETURN(const Preset preset, find_preset(command.preset, available));
-    ASSIGN_OR_RETURN(const model::Model model, model::open_model(command.model));
-    ASSIGN_OR_RETURN(const std::string text, preset_file(preset, model, machine_cores()));
-    if (command.file.empty()) {
+    ASSIGN_OR_RETURN(const StageWeights weights, open_files(command.files));
+    ASSIGN_OR_RETURN(const std::string text,
+                     preset_file(preset, command.files, weights, machine_cores()));
+    if (command.output.empty()) {
         fmt::print("{}", text);
         return Status::ok();
     }
-    RETURN_IF_ERROR(write_new(command.file, text));
-    fmt::print("wrote {}; k3pipe plan -c {} shows its memory\n", command.file.string(),
-               command.file.string());
+    RETURN_IF_ERROR(write_new(command.output, text));
+    fmt::print("wrote {}; k3pipe plan -c {} shows its memory\n", command.output.string(),
+               command.output.string());
     return Status::ok();
 }
 

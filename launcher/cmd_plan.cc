@@ -2,10 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "common/base/memory.h"
 #include "common/base/settings.h"
 #include "common/model/layer_range.h"
-#include "common/model/load.h"
 #include "common/model/placement_file.h"
 #include "common/model/tensor_names.h"
 #include "common/transport/endpoint.h"
@@ -21,6 +22,7 @@
 #include "launcher/speed.h"
 #include "launcher/stage_cores.h"
 #include "launcher/stage_plan.h"
+#include "launcher/stage_weights.h"
 #include "launcher/words.h"
 
 namespace k3::launcher {
@@ -32,12 +34,6 @@ namespace {
 constexpr double kMemorySeconds = 0.05;
 constexpr std::size_t kMemoryBytes = std::size_t{128} << 20U;  // less than an index takes later
 constexpr double kDiskSeconds = 0.5;
-
-std::string setting_of(const StagePlan& stage, std::string_view name, std::string otherwise) {
-    for (const ServiceSetting& candidate : stage.settings)
-        if (candidate.name == name && !candidate.values.empty()) return candidate.values.back();
-    return otherwise;
-}
 
 /// "layers 0-92", "share '0/3': 27478 experts, 449 GiB on disk".
 Result<std::string> holds_of(const StagePlan& stage, const model::Model& model) {
@@ -101,30 +97,28 @@ Status print_stages(const PipelinePlan& plan, const Models& models, const Machin
     return Status::ok();
 }
 
-Result<Models> open_models(const PipelinePlan& plan) {
-    Models models;
-    for (const StagePlan& stage : plan.stages)
-        if (!stage.model.empty() && !models.contains(stage.model)) {
-            ASSIGN_OR_RETURN(model::Model opened, model::open_model(stage.model));
-            RETURN_IF_ERROR(check_complete(opened));
-            models.emplace(stage.model, std::move(opened));
-        }
-    return models;
-}
-
 Speed given_rate(std::uint64_t bytes_per_s) {
     return {static_cast<double>(bytes_per_s), "as given"};
 }
 
-Status print_time(const PlanCommand& command, const PipelinePlan& plan, const model::Model& model,
+/// Directories of one model: a box may keep config and tokenizer apart from the weights.
+bool same_config(const Models& models) {
+    return !models.empty() && std::ranges::all_of(models, [&](const auto& entry) {
+        return model::config_digest(entry.second.config) ==
+               model::config_digest(models.begin()->second.config);
+    });
+}
+
+Status print_time(const PlanCommand& command, const PipelinePlan& plan, const StageWeights& weights,
                   const PipelineMemory& memory, const Speed& memory_speed) {
+    const model::Model& model = weights.models.begin()->second;
     const TokenReads reads = token_reads(model.config, memory);
     const bool is_simulated = !command.simulate.empty();
     Speed disk{0, ""};
     if (command.disk_rate > 0)
         disk = given_rate(command.disk_rate);
     else if (reads.disk_bytes() > 0 || (is_simulated && needs_disk_rate(plan)))
-        disk = measure_disk(shard_paths(*model.checkpoint), kDiskSeconds);
+        disk = measure_disk(weights.files(), kDiskSeconds);
     fmt::print("\n{}", time_table(reads, memory_speed, disk));
     if (!is_simulated) return Status::ok();
     ASSIGN_OR_RETURN(const std::string tables,
@@ -147,26 +141,27 @@ Status print_plan(const PlanCommand& command) {
                             ? given_rate(command.memory_rate)
                             : measure_memory(machine.allowed.size(), kMemoryBytes, kMemorySeconds);
     const PipelinePlan local = plan.on_this_box();
-    ASSIGN_OR_RETURN(const Models models, open_models(local));
+    ASSIGN_OR_RETURN(const StageWeights weights, open_weights(local));
     ASSIGN_OR_RETURN(const AvailableMemory available, available_memory());
     ASSIGN_OR_RETURN(const PipelineMemory memory,
-                     plan_memory(local, models, machine, available.bytes));
+                     plan_memory(local, weights, machine, available.bytes));
 
     fmt::print("pipeline '{}' of {}: {} to start, {} attached\n\n", plan.name, spec.file.string(),
                plan.n_owned(), plan.stages.size() - plan.n_owned());
     if (!plan.keys.empty()) fmt::print("{}\n\n", describe_keys(plan.keys));
-    RETURN_IF_ERROR(print_stages(plan, models, machine));
-    for (const auto& [path, model] : models) fmt::print("\n{}", model_table(model));
+    RETURN_IF_ERROR(print_stages(plan, weights.models, machine));
+    for (const auto& [path, model] : weights.models) fmt::print("\n{}", model_table(model));
+    if (!weights.packs.empty()) fmt::print("\npacks\n{}", pack_table(weights.packs));
     fmt::print("\n{}", memory_table(memory, available));
     if (plan.has_remote() && command.simulate.empty()) {
         fmt::print("  stages of other boxes are not counted: this is what the one at hand needs\n");
         return Status::ok();
     }
-    if (models.size() == 1) return print_time(command, plan, models.begin()->second, memory, speed);
+    if (same_config(weights.models)) return print_time(command, plan, weights, memory, speed);
     if (command.simulate.empty()) return Status::ok();
     return Error{ErrorCode::invalid_argument,
-                 fmt::format("{} stages with {} checkpoints cannot be simulated",
-                             plan.stages.size(), models.size()),
+                 fmt::format("{} stages with {} models cannot be simulated", plan.stages.size(),
+                             weights.models.size()),
                  "give all stages the same model"};
 }
 

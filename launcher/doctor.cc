@@ -17,6 +17,7 @@
 #include "common/base/settings.h"
 #include "common/kernels/isa.h"
 #include "common/kernels/kernel_table.h"
+#include "common/pack/holdings.h"
 #include "common/storage/direct_file.h"
 #include "common/storage/file.h"
 #include "common/storage/safetensors.h"
@@ -223,7 +224,31 @@ Diagnosis examine_open_files(std::size_t n_shards) {
     return {Grade::fine, "open files", text, "", {}};
 }
 
-std::vector<Diagnosis> examine_disk(const model::Model& model) {
+Diagnosis examine_tokenizer(const fs::path& directory) {
+    std::vector<std::string_view> absent;
+    std::error_code ignored;
+    for (const std::string_view file : {"config.json", "tiktoken.model", "tokenizer_config.json"})
+        if (!fs::exists(directory / file, ignored)) absent.push_back(file);
+    if (absent.empty())
+        return {Grade::fine, "tokenizer", directory.string() + ": its files are there", "", {}};
+    return {Grade::failure, "tokenizer",
+            fmt::format("{} lacks {}", directory.string(), fmt::join(absent, ", ")),
+            "copy them from the release: they are small", ErrorCode::not_found};
+}
+
+std::vector<Diagnosis> examine_packs(const Packs& packs) {
+    std::vector<Diagnosis> findings;
+    for (const auto& [path, pack] : packs)
+        findings.push_back({Grade::fine,
+                            "pack",
+                            fmt::format("{}: {}, {} bytes", path.string(), pack::contents(*pack),
+                                        grouped(pack->file_bytes())),
+                            "",
+                            {}});
+    return findings;
+}
+
+std::vector<Diagnosis> examine_disk(const StageWeights& weights) {
     const std::size_t n_threads = machine_cores().allowed.size();
     const Speed memory =
         measure_memory(n_threads, n_threads * kExamineMemoryBytes, kExamineMemorySeconds);
@@ -233,7 +258,8 @@ std::vector<Diagnosis> examine_disk(const model::Model& model) {
          fmt::format("{:.2f} GB/s ({})", memory.bytes_per_s / 1e9, memory.how),
          "",
          {}}};
-    const Speed disk = measure_disk(shard_paths(*model.checkpoint), kExamineDiskSeconds);
+    const std::vector<fs::path> files = weights.files();
+    const Speed disk = measure_disk(files, kExamineDiskSeconds);
     if (disk.bytes_per_s > 0)
         findings.push_back({Grade::fine,
                             "disk speed",
@@ -242,29 +268,33 @@ std::vector<Diagnosis> examine_disk(const model::Model& model) {
                             {}});
     else
         findings.push_back({Grade::fine, "disk speed", disk.how, "", {}});
-    const auto direct = storage::DirectFile::open(model.checkpoint->shard_path(0));
+    const auto direct = storage::DirectFile::open(files.front());
     if (direct.has_value() && !direct->is_direct())
         findings.push_back({Grade::advice,
                             "disk reads",
                             "go through the page cache: " + direct->why_buffered(),
                             "a local disk with ext4 or xfs reads directly",
                             {}});
-    const fs::path directory = model.checkpoint->directory();
-    if (fs::exists(directory / kManifestName))
-        findings.push_back(
-            {Grade::fine,
-             "checksums",
-             fmt::format("recorded; k3pipe verify {} compares every byte", directory.string()),
-             "",
-             {}});
-    else
-        findings.push_back(
-            {Grade::advice,
-             "checksums",
-             "the shards carry none: a bit that flips on the disk is not noticed",
-             fmt::format("k3pipe verify {} --record, once; or read from packs, which are checked",
-                         directory.string()),
-             {}});
+    if (!weights.packs.empty())
+        findings.push_back({Grade::fine, "checksums", "of packs: compared on every read", "", {}});
+    for (const fs::path& directory : weights.checkpoints) {
+        if (fs::exists(directory / kManifestName))
+            findings.push_back(
+                {Grade::fine,
+                 "checksums",
+                 fmt::format("recorded; k3pipe verify {} compares every byte", directory.string()),
+                 "",
+                 {}});
+        else
+            findings.push_back(
+                {Grade::advice,
+                 "checksums",
+                 "the shards carry none: a bit that flips on the disk is not noticed",
+                 fmt::format(
+                     "k3pipe verify {} --record, once; or read from packs, which are checked",
+                     directory.string()),
+                 {}});
+    }
     return findings;
 }
 

@@ -9,7 +9,7 @@
 
 #include "common/base/cores.h"
 #include "common/base/error.h"
-#include "common/model/load.h"
+#include "launcher/stage_weights.h"
 
 namespace k3::launcher {
 
@@ -37,7 +37,14 @@ std::vector<Diagnosis> examine_shards(const std::filesystem::path& directory);
 /// Whether this process may open all shards at once, with room for sockets.
 Diagnosis examine_open_files(std::size_t n_shards);
 
-/// How fast the checkpoint's disk reads, and whether reads are checked against checksums.
-std::vector<Diagnosis> examine_disk(const model::Model& model);
+/// Whether the directory has what a tokenizer reads.
+Diagnosis examine_tokenizer(const std::filesystem::path& directory);
+
+/// What each pack holds.
+std::vector<Diagnosis> examine_packs(const Packs& packs);
+
+/// How fast memory and the disk of these weights read, and whether reads are checked against
+/// checksums.
+std::vector<Diagnosis> examine_disk(const StageWeights& weights);
 
 }  // namespace k3::launcher

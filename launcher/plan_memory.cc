@@ -12,6 +12,8 @@
 #include "common/model/memory_plan.h"
 #include "common/model/placement_file.h"
 #include "common/model/tensor_names.h"
+#include "common/pack/holdings.h"
+#include "common/pack/trunk_run.h"
 #include "common/transport/lane_host.h"
 #include "launcher/plan_model.h"
 
@@ -77,9 +79,9 @@ Result<std::uint64_t> threads_of(const Flags& flags, const MachineCores& machine
 
 class MemoryPlanner {
   public:
-    MemoryPlanner(const PipelinePlan& plan, const Models& models, const MachineCores& machine,
-                  std::uint64_t free_bytes)
-        : plan_(plan), models_(models), machine_(machine), free_bytes_(free_bytes) {}
+    MemoryPlanner(const PipelinePlan& plan, const StageWeights& weights,
+                  const MachineCores& machine, std::uint64_t free_bytes)
+        : plan_(plan), weights_(weights), machine_(machine), free_bytes_(free_bytes) {}
 
     Result<PipelineMemory> run() {
         out_.segments.name = "shared memory";
@@ -105,7 +107,7 @@ class MemoryPlanner {
                 add_tokenizer(stage, process);
                 break;
             case ServiceKind::sampler:
-                for (const auto& [path, model] : models_)
+                for (const auto& [path, model] : weights_.models)
                     process.items.push_back(
                         {"candidates", model.config.vocab_size * model::kSamplerEntryBytes});
                 break;
@@ -116,12 +118,32 @@ class MemoryPlanner {
         return Status::ok();
     }
 
-    /// It looks at the checkpoint for its fingerprint only.
+    /// It looks at the checkpoint, if there is one, for its fingerprint only.
     void add_tokenizer(const StagePlan& stage, ProcessMemory& process) const {
-        const model::ModelConfig& config = models_.at(stage.model).config;
+        const model::ModelConfig& config = config_of(stage);
         process.items.push_back({"vocabulary", config.vocab_size * model::kTokenizerEntryBytes});
-        process.items.push_back(
-            {"header of a shard, at start", model::shard_header_bytes(config)});
+        if (weights_.models.at(stage.model).checkpoint == nullptr) return;
+        process.items.push_back({"header of a shard, at start", model::shard_header_bytes(config)});
+    }
+
+    const model::ModelConfig& config_of(const StagePlan& stage) const {
+        return weights_.models.at(stage.model).config;
+    }
+
+    /// Null: the stage reads from the checkpoint.
+    const pack::Pack* pack_of(const StagePlan& stage) const {
+        const std::string path = setting_of(stage, "pack", "");
+        return path.empty() ? nullptr : weights_.packs.at(path).get();
+    }
+
+    /// Where everything lies. A stage with a pack opens the checkpoint too, if there is one.
+    void add_index(const StagePlan& stage, ProcessMemory& process) const {
+        const model::Model& model = weights_.models.at(stage.model);
+        if (model.checkpoint != nullptr)
+            process.items.push_back(
+                {"index of the checkpoint", model::checkpoint_index_bytes(model.config)});
+        if (const pack::Pack* pack = pack_of(stage))
+            process.items.push_back({"table of the pack", pack::table_memory_bytes(*pack)});
     }
 
     void add_segment(const StagePlan& stage, const char* what, const model::ArenaSize& size) {
@@ -130,7 +152,7 @@ class MemoryPlanner {
 
     Status add_trunk(const StagePlan& stage, ProcessMemory& process) {
         const Flags flags(stage);
-        const model::ModelConfig& config = models_.at(stage.model).config;
+        const model::ModelConfig& config = config_of(stage);
         ASSIGN_OR_RETURN(const model::LayerRange range,
                          model::parse_layers(flags.text("--layers", "all"), config));
         ASSIGN_OR_RETURN(const std::uint64_t rows,
@@ -138,12 +160,13 @@ class MemoryPlanner {
         ASSIGN_OR_RETURN(const std::uint64_t threads, threads_of(flags, machine_));
         ASSIGN_OR_RETURN(std::uint64_t sessions, flags.bytes("--session-bytes"));
         ASSIGN_OR_RETURN(const std::uint64_t budget, flags.bytes("--weights-bytes"));
-        const auto weights = model::trunk_weight_size(config, range, budget);
+        const model::ReadUnits units =
+            pack_of(stage) != nullptr ? pack::read_units(config, range) : model::ReadUnits{};
+        const auto weights = model::trunk_weight_size(config, range, budget, units);
         if (!weights.has_value()) return Error(weights.error()).with_context(stage.name);
         out_.trunk_token_bytes += weights->token_bytes;
         const std::uint64_t buffers = model::step_buffer_bytes(config, range, rows, threads);
-        process.items.push_back(
-            {"index of the checkpoint", model::checkpoint_index_bytes(config)});
+        add_index(stage, process);
         process.items.push_back(
             {fmt::format("weights of layers {}-{}, kept", range.first, range.end() - 1),
              weights->kept_bytes});
@@ -182,9 +205,9 @@ class MemoryPlanner {
 
     Status add_experts(const StagePlan& stage, ProcessMemory& process) {
         const Flags flags(stage);
-        const model::ModelConfig& config = models_.at(stage.model).config;
-        ASSIGN_OR_RETURN(const model::Share share,
-                         model::read_share(flags.text("--share", "all"), models_.at(stage.model)));
+        const model::ModelConfig& config = config_of(stage);
+        ASSIGN_OR_RETURN(const model::Share share, model::read_share(flags.text("--share", "all"),
+                                                                     weights_.models.at(stage.model)));
         const model::Placement& held = share.held;
         ASSIGN_OR_RETURN(const std::uint64_t rows,
                          flags.number("--max-call-rows", model::kDefaultMaxRows));
@@ -205,8 +228,7 @@ class MemoryPlanner {
         out_.expert_slots += memory->n_slots;
         out_.slots_of[stage.name] = memory->n_slots;
         out_.experts_held += held.count();
-        process.items.push_back(
-            {"index of the checkpoint", model::checkpoint_index_bytes(config)});
+        add_index(stage, process);
         process.items.push_back({fmt::format("cache, {} of {} experts", grouped(memory->n_slots),
                                              grouped(held.count())),
                                  memory->n_slots * options.slot_bytes});
@@ -225,7 +247,7 @@ class MemoryPlanner {
     }
 
     const PipelinePlan& plan_;
-    const Models& models_;
+    const StageWeights& weights_;
     const MachineCores& machine_;
     const std::uint64_t free_bytes_;
     std::uint64_t n_expert_servers_ = 0;
@@ -250,9 +272,9 @@ std::uint64_t PipelineMemory::bytes() const noexcept {
     return sum;
 }
 
-Result<PipelineMemory> plan_memory(const PipelinePlan& plan, const Models& models,
+Result<PipelineMemory> plan_memory(const PipelinePlan& plan, const StageWeights& weights,
                                    const MachineCores& machine, std::uint64_t free_bytes) {
-    return MemoryPlanner(plan, models, machine, free_bytes).run();
+    return MemoryPlanner(plan, weights, machine, free_bytes).run();
 }
 
 std::string memory_table(const PipelineMemory& memory, const AvailableMemory& available) {

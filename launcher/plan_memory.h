@@ -5,20 +5,16 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <map>
 #include <string>
 #include <vector>
 
 #include "common/base/cores.h"
 #include "common/base/memory.h"
 #include "common/base/result.h"
-#include "common/model/load.h"
 #include "launcher/stage_plan.h"
+#include "launcher/stage_weights.h"
 
 namespace k3::launcher {
-
-/// Opened checkpoints by directory.
-using Models = std::map<std::filesystem::path, model::Model>;
 
 struct MemoryItem {
     std::string what;
@@ -43,10 +39,10 @@ struct PipelineMemory {
 };
 
 /// Of the stages that are started here; an attached one has its own memory elsewhere.
-/// `free_bytes`: what budgets of 0 are a quarter of.
+/// `weights`: of this plan. `free_bytes`: what budgets of 0 are a quarter of.
 /// Errors: invalid_argument (a setting that cannot be read, with the stage's table),
 /// resource_exhausted (a cache of fewer than two experts, both numbers).
-Result<PipelineMemory> plan_memory(const PipelinePlan& plan, const Models& models,
+Result<PipelineMemory> plan_memory(const PipelinePlan& plan, const StageWeights& weights,
                                    const MachineCores& machine, std::uint64_t free_bytes);
 
 /// The table, ending in whether it fits what is available.

@@ -132,12 +132,17 @@ std::string model_table(const model::Model& model) {
     add_layer_rows(config, table);
     add_total_rows(sizes, table);
     add_token_rows(sizes, table);
+    const std::string found =
+        model.checkpoint == nullptr
+            ? "no shards here: sizes are those that config.json calls for"
+            : fmt::format(
+                  "complete: {} tensors in {} files, each of the type and shape that "
+                  "config.json calls for",
+                  grouped(model.checkpoint->tensors().size()), model.checkpoint->n_shards());
     return fmt::format(
-        "model {}: {} layers ({} with experts), context {} positions, fingerprint {}\n"
-        "  complete: {} tensors in {} files, each of the type and shape that config.json calls "
-        "for\n{}",
-        config.name, config.n_layers, sizes.n_moe, grouped(config.max_positions), model.fingerprint,
-        grouped(model.checkpoint->tensors().size()), model.checkpoint->n_shards(), table.take());
+        "model {}: {} layers ({} with experts), context {} positions, fingerprint {}\n  {}\n{}",
+        config.name, config.n_layers, sizes.n_moe, grouped(config.max_positions),
+        model.fingerprint.empty() ? "unknown" : model.fingerprint, found, table.take());
 }
 
 }  // namespace k3::launcher

@@ -20,7 +20,7 @@ Status check_complete(const model::Model& model);
 
 std::vector<std::filesystem::path> shard_paths(const storage::Checkpoint& checkpoint);
 
-/// The table, ending in a newline.
+/// The table, ending in a newline. A model without checkpoint has its weights in packs.
 std::string model_table(const model::Model& model);
 
 }  // namespace k3::launcher

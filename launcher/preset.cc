@@ -5,11 +5,13 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <utility>
 
 #include "common/base/settings.h"
 #include "common/model/memory_plan.h"
 #include "common/model/tensor_names.h"
 #include "common/model/weight_plan.h"
+#include "common/pack/trunk_run.h"
 #include "launcher/pipeline_file.h"
 #include "launcher/plan_memory.h"
 #include "launcher/plan_model.h"
@@ -47,8 +49,13 @@ std::string quoted(const std::string& text) {
     return out + "\"";
 }
 
-std::string text_of(const Preset& preset, const std::string& model_directory,
-                    const Budgets& budgets) {
+/// "pack = FILE" and a newline, if there is one.
+std::string pack_line(const std::filesystem::path& pack) {
+    if (pack.empty()) return "";
+    return fmt::format("pack = {}\n", quoted(std::filesystem::absolute(pack).string()));
+}
+
+std::string text_of(const Preset& preset, const ModelFiles& files, const Budgets& budgets) {
     return fmt::format(
         "# Budgets for {} bytes of memory, written by `k3pipe init --preset {}`.\n"
         "# `k3pipe plan -c THIS_FILE` shows every byte of them.\n"
@@ -57,39 +64,48 @@ std::string text_of(const Preset& preset, const std::string& model_directory,
         "model = {}\n"
         "\n"
         "[trunk]\n"
+        "{}"
         "max_step_rows = {}\n"
         "weights_bytes = {}{}\n"
         "session_bytes = {}\n"
         "\n"
         "[experts]\n"
+        "{}"
         "max_call_rows = {}\n"
         "cache_bytes = {}\n"
         "\n"
         "[gateway]\n"
         "prefill_chunk = {}\n",
-        preset.bytes, preset.name, quoted(model_directory), budgets.rows, budgets.weights_bytes,
-        budgets.weights_bytes == 0 ? "  # all of them" : "", budgets.session_bytes, budgets.rows,
-        budgets.cache_bytes, budgets.rows);
+        preset.bytes, preset.name, quoted(std::filesystem::absolute(files.directory).string()),
+        pack_line(files.trunk_pack), budgets.rows, budgets.weights_bytes,
+        budgets.weights_bytes == 0 ? "  # all of them" : "", budgets.session_bytes,
+        pack_line(files.experts_pack), budgets.rows, budgets.cache_bytes, budgets.rows);
+}
+
+Result<PipelinePlan> plan_of(const std::string& text) {
+    ASSIGN_OR_RETURN(const PipelineSpec spec, parse_pipeline(text, "preset.toml"));
+    return make_plan(spec, run_base({}) / spec.name, 0);
 }
 
 /// Deals out memory to one pipeline file.
 class Dealer {
   public:
-    Dealer(const Preset& preset, const model::Model& model, const MachineCores& machine)
+    Dealer(const Preset& preset, const ModelFiles& files, const StageWeights& weights,
+           const MachineCores& machine)
         : preset_(preset),
+          files_(files),
+          weights_(weights),
           machine_(machine),
-          config_(model.config),
-          directory_(std::filesystem::absolute(model.checkpoint->directory()).string()),
-          session_(model::session_size(model.config, {0, model.config.n_layers},
-                                       machine.allowed.size())) {
-        models_.emplace(directory_, model);
-    }
+          config_(weights.models.begin()->second.config),
+          session_(model::session_size(config_, {0, config_.n_layers}, machine.allowed.size())) {}
 
     Result<std::string> run() {
         // Any budget tells what the smallest is; this one is never too small.
         model::WeightPlanOptions all;
         all.n_layers = config_.n_layers;
         all.budget_bytes = std::numeric_limits<std::uint64_t>::max() / 16;
+        if (!files_.trunk_pack.empty())
+            all.units = pack::read_units(config_, {0, config_.n_layers});
         ASSIGN_OR_RETURN(const model::WeightPlan plan, model::plan_weights(config_, all));
         fewest_weights_ = plan.smallest_bytes;
         std::uint64_t smallest = 0;
@@ -138,13 +154,12 @@ class Dealer {
     }
 
     Result<std::uint64_t> planned_bytes(const Budgets& budgets) const {
-        ASSIGN_OR_RETURN(const PipelineSpec spec, parse_pipeline(text(budgets), "preset.toml"));
-        ASSIGN_OR_RETURN(const PipelinePlan plan, make_plan(spec, run_base({}) / spec.name, 0));
-        ASSIGN_OR_RETURN(const PipelineMemory memory, plan_memory(plan, models_, machine_, 0));
+        ASSIGN_OR_RETURN(const PipelinePlan plan, plan_of(text(budgets)));
+        ASSIGN_OR_RETURN(const PipelineMemory memory, plan_memory(plan, weights_, machine_, 0));
         return memory.bytes();
     }
 
-    std::string text(const Budgets& budgets) const { return text_of(preset_, directory_, budgets); }
+    std::string text(const Budgets& budgets) const { return text_of(preset_, files_, budgets); }
     std::uint64_t positions(std::uint64_t wanted) const {
         return std::min(wanted, config_.max_positions);
     }
@@ -154,12 +169,12 @@ class Dealer {
     }
 
     const Preset& preset_;
+    const ModelFiles& files_;
+    const StageWeights& weights_;
     const MachineCores& machine_;
     const model::ModelConfig config_;
-    const std::string directory_;
     const model::SessionSize session_;
     std::uint64_t fewest_weights_ = 0;
-    Models models_;
 };
 
 }  // namespace
@@ -180,9 +195,14 @@ Result<Preset> find_preset(const std::string& name, const AvailableMemory& avail
                  fmt::format("choose one of {}", fmt::join(preset_names(), ", "))};
 }
 
-Result<std::string> preset_file(const Preset& preset, const model::Model& model,
-                                const MachineCores& machine) {
-    return Dealer(preset, model, machine).run();
+Result<StageWeights> open_files(const ModelFiles& files, Models opened) {
+    ASSIGN_OR_RETURN(const PipelinePlan plan, plan_of(text_of({}, files, {})));
+    return open_weights(plan, std::move(opened));
+}
+
+Result<std::string> preset_file(const Preset& preset, const ModelFiles& files,
+                                const StageWeights& weights, const MachineCores& machine) {
+    return Dealer(preset, files, weights, machine).run();
 }
 
 }  // namespace k3::launcher

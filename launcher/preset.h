@@ -12,7 +12,8 @@
 #include "common/base/cores.h"
 #include "common/base/memory.h"
 #include "common/base/result.h"
-#include "common/model/load.h"
+#include "launcher/model_files.h"
+#include "launcher/stage_weights.h"
 
 namespace k3::launcher {
 
@@ -27,9 +28,13 @@ struct Preset {
 /// free now to others, max a twentieth. Error: invalid_argument (no such preset).
 Result<Preset> find_preset(const std::string& name, const AvailableMemory& available);
 
-/// The text of a pipeline file. Errors: resource_exhausted if the smallest legal configuration
-/// needs more (both numbers), those of make_plan.
-Result<std::string> preset_file(const Preset& preset, const model::Model& model,
-                                const MachineCores& machine);
+/// Opens them for a pipeline of one trunk and one expert server, which hold everything.
+/// Errors: those of make_plan and open_weights.
+Result<StageWeights> open_files(const ModelFiles& files, Models opened = {});
+
+/// The text of a pipeline file; `weights` are those of `files`. Errors: resource_exhausted if the
+/// smallest legal configuration needs more (both numbers), those of make_plan.
+Result<std::string> preset_file(const Preset& preset, const ModelFiles& files,
+                                const StageWeights& weights, const MachineCores& machine);
 
 }  // namespace k3::launcher

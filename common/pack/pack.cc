@@ -35,10 +35,15 @@ Result<std::shared_ptr<const Pack>> Pack::open(const std::filesystem::path& path
 Result<std::shared_ptr<const Pack>> Pack::open(const std::filesystem::path& path, Kind kind,
                                                Mode mode) {
     ASSIGN_OR_RETURN(auto pack, open(path, mode));
-    if (pack->kind() == kind) return pack;
+    RETURN_IF_ERROR(pack->check_kind(kind));
+    return pack;
+}
+
+Status Pack::check_kind(Kind kind) const {
+    if (kind_ == kind) return Status::ok();
     return Error{ErrorCode::incompatible,
-                 fmt::format("{} is a pack of kind '{}', and '{}' is needed", path.string(),
-                             to_string(pack->kind()), to_string(kind)),
+                 fmt::format("{} is a pack of kind '{}', and '{}' is needed", path().string(),
+                             to_string(kind_), to_string(kind)),
                  fmt::format("make one with k3pipe pack {}", to_string(kind))};
 }
 

@@ -32,6 +32,8 @@ class Pack {
                                                     Mode mode = Mode::direct_if_possible);
 
     Kind kind() const noexcept { return kind_; }
+    /// Error: incompatible if it is of another kind.
+    Status check_kind(Kind kind) const;
     const Origin& origin() const noexcept { return origin_; }
     const std::filesystem::path& path() const noexcept { return file_.path(); }
     std::uint64_t file_bytes() const noexcept { return file_.bytes(); }

@@ -24,20 +24,27 @@ Error of_another(const std::filesystem::path& directory, const Pack& pack, std::
 
 }  // namespace
 
+Status check_origin(const Pack& pack, const std::filesystem::path& directory,
+                    const model::Model& model) {
+    if (!model.fingerprint.empty()) {
+        if (model.fingerprint == pack.origin().fingerprint) return Status::ok();
+        return of_another(directory, pack, "fingerprint", pack.origin().fingerprint,
+                          model.fingerprint);
+    }
+    const std::string digest = model::config_digest(model.config);
+    if (digest == pack.origin().config_digest) return Status::ok();
+    return of_another(directory, pack, "config digest", pack.origin().config_digest, digest);
+}
+
 Result<model::Model> open_packed_model(const std::filesystem::path& directory, const Pack& pack) {
     std::error_code ignored;
-    if (std::filesystem::exists(directory / storage::kIndexName, ignored)) {
-        ASSIGN_OR_RETURN(model::Model model, model::open_model(directory));
-        if (model.fingerprint != pack.origin().fingerprint)
-            return of_another(directory, pack, "fingerprint", pack.origin().fingerprint,
-                              model.fingerprint);
-        return model;
-    }
     model::Model model;
-    ASSIGN_OR_RETURN(model.config, model::load_config(directory));
-    const std::string digest = model::config_digest(model.config);
-    if (digest != pack.origin().config_digest)
-        return of_another(directory, pack, "config digest", pack.origin().config_digest, digest);
+    if (std::filesystem::exists(directory / storage::kIndexName, ignored)) {
+        ASSIGN_OR_RETURN(model, model::open_model(directory));
+    } else {
+        ASSIGN_OR_RETURN(model.config, model::load_config(directory));
+    }
+    RETURN_IF_ERROR(check_origin(pack, directory, model));
     model.fingerprint = pack.origin().fingerprint;
     return model;
 }

@@ -6,43 +6,15 @@
 #include <utility>
 
 #include "common/base/check.h"
+#include "common/pack/holdings.h"
 
 namespace k3::experts {
 
 Result<std::unique_ptr<PackStore>> PackStore::create(std::shared_ptr<const pack::Pack> pack,
                                                      const model::Model& model,
                                                      const model::Placement& held) {
-    std::unique_ptr<PackStore> store(new PackStore(std::move(pack), model.config));
-    RETURN_IF_ERROR(store->check(held));
-    return store;
-}
-
-Status PackStore::check(const model::Placement& held) const {
-    constexpr std::uint64_t kShown = 3;
-    std::uint64_t n_absent = 0;
-    std::string absent;
-    for (std::uint32_t layer = 0; layer < held.n_layers(); ++layer)
-        for (std::uint32_t expert = 0; expert < held.n_experts(); ++expert) {
-            if (!held.holds(layer, expert)) continue;
-            const pack::EntryKey key{layer, expert};
-            const pack::Entry* entry = pack_->find(key);
-            if (entry == nullptr) {
-                if (++n_absent <= kShown)
-                    absent += (n_absent == 1 ? "" : ", ") + pack_->name_of(key);
-            } else if (entry->bytes != record_.bytes()) {
-                return Error{ErrorCode::corrupt,
-                             fmt::format("{}: {} has {} bytes, and a record of this model has {}",
-                                         pack_->path().string(), pack_->name_of(key), entry->bytes,
-                                         record_.bytes()),
-                             "make the pack again with k3pipe pack experts"};
-            }
-        }
-    if (n_absent == 0) return Status::ok();
-    return Error{ErrorCode::not_found,
-                 fmt::format("{} holds {} experts and lacks {} of the {} of this share: {}{}",
-                             pack_->path().string(), pack_->entries().size(), n_absent,
-                             held.count(), absent, n_absent > kShown ? ", ..." : ""),
-                 "give this server the share that the pack was made for, or make another pack"};
+    RETURN_IF_ERROR(pack::check_records(*pack, model.config, held));
+    return std::unique_ptr<PackStore>(new PackStore(std::move(pack), model.config));
 }
 
 Result<std::span<const std::byte>> PackStore::read(ExpertKey key, std::span<std::byte> slot) {

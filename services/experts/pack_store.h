@@ -19,8 +19,7 @@ namespace k3::experts {
 class PackStore final : public ExpertStore {
   public:
     /// `pack` belongs to the model (pack::open_packed_model).
-    /// Errors: not_found (experts of `held` that the pack lacks: how many of how many, and the
-    /// first three), corrupt (an entry that is no record of this model).
+    /// Errors: those of pack::check_records.
     static Result<std::unique_ptr<PackStore>> create(std::shared_ptr<const pack::Pack> pack,
                                                      const model::Model& model,
                                                      const model::Placement& held);
@@ -33,7 +32,6 @@ class PackStore final : public ExpertStore {
   private:
     PackStore(std::shared_ptr<const pack::Pack> pack, const model::ModelConfig& config)
         : pack_(std::move(pack)), config_(config), record_(config) {}
-    Status check(const model::Placement& held) const;
 
     std::shared_ptr<const pack::Pack> pack_;  // also held by whoever opened it
     model::ModelConfig config_;

@@ -20,6 +20,7 @@
 #include "common/kernels/parallel.h"
 #include "common/model/load.h"
 #include "common/model/memory_plan.h"
+#include "common/pack/holdings.h"
 #include "common/pack/packed_model.h"
 #include "common/transport/service_options.h"
 #include "services/trunk/expert_client.h"
@@ -277,7 +278,7 @@ Status build(const TrunkSettings& settings, transport::Server& server, Parts& pa
     const bool is_packed = parts.pack != nullptr;
     ASSIGN_OR_RETURN(const auto streamed,
                      plan_streaming(settings, config, range, is_packed, server));
-    if (is_packed) RETURN_IF_ERROR(PackedRuns::check(*parts.pack, config, range));
+    if (is_packed) RETURN_IF_ERROR(pack::check_runs(*parts.pack, config, range));
     RETURN_IF_ERROR(check_memory(settings, config, range,
                                  streamed.has_value()
                                      ? streamed->plan.memory_bytes()

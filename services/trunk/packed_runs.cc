@@ -4,6 +4,8 @@
 #include <string>
 #include <utility>
 
+#include "common/pack/holdings.h"
+
 namespace k3::trunk {
 
 namespace {
@@ -11,43 +13,11 @@ namespace {
 /// Read at a time: enough for the device's rate, little enough to stop within a moment.
 constexpr std::uint64_t kReadBytes = std::uint64_t{64} << 20U;
 
-/// Budgets are planned for the pieces that `k3pipe pack` of this build makes.
-Status check_pieces(const pack::Pack& pack, const pack::Entry& found, const pack::Entry& made) {
-    if (found.piece_bytes == made.piece_bytes) return Status::ok();
-    return Error{ErrorCode::incompatible,
-                 pack.path().string() + ": " + pack::run_name(found.key) + " has checksums for " +
-                     std::to_string(found.piece_bytes) + " bytes each, and this build reads " +
-                     std::to_string(made.piece_bytes),
-                 "make the pack again with k3pipe pack trunk"};
-}
-
 }  // namespace
-
-Status PackedRuns::check(const pack::Pack& pack, const model::ModelConfig& config,
-                         LayerRange range) {
-    std::size_t n_absent = 0;
-    std::string first;
-    const std::vector<pack::TrunkRun> runs = pack::trunk_runs(config, range.first, range.count);
-    for (const pack::TrunkRun& run : runs) {
-        const pack::Entry* entry = pack.find(run.key());
-        if (entry != nullptr && entry->bytes == run.bytes()) {
-            RETURN_IF_ERROR(check_pieces(pack, *entry, pack::entry_of(run)));
-            continue;
-        }
-        if (n_absent++ == 0) first = pack::run_name(run.key());
-    }
-    if (n_absent == 0) return Status::ok();
-    return Error{ErrorCode::not_found,
-                 pack.path().string() + " lacks " + std::to_string(n_absent) + " of the " +
-                     std::to_string(runs.size()) + " runs of layers " +
-                     std::to_string(range.first) + "-" + std::to_string(range.end() - 1) +
-                     ", first " + first,
-                 "give this stage the layers that the pack was made for, or make another pack"};
-}
 
 Result<PackedRuns> PackedRuns::load(const pack::Pack& pack, const model::ModelConfig& config,
                                     LayerRange range, const LoadProgress& progress) {
-    RETURN_IF_ERROR(check(pack, config, range));
+    RETURN_IF_ERROR(pack::check_runs(pack, config, range));
     PackedRuns loaded;
     std::uint64_t total = 0;
     std::uint64_t done = 0;

@@ -18,12 +18,7 @@ namespace k3::trunk {
 
 class PackedRuns {
   public:
-    /// Of the runs of these layers, which `pack` holds.
-    /// Errors: not_found (it lacks some: how many of how many, and the first), incompatible (one
-    /// is cut into other pieces than this build makes).
-    static Status check(const pack::Pack& pack, const model::ModelConfig& config, LayerRange range);
-
-    /// Errors: those of check() and Pack::read, cancelled.
+    /// Errors: those of pack::check_runs and Pack::read, cancelled.
     static Result<PackedRuns> load(const pack::Pack& pack, const model::ModelConfig& config,
                                    LayerRange range, const LoadProgress& progress);
 

@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "common/pack/holdings.h"
 #include "services/trunk/packed_runs.h"
 
 namespace k3::trunk {
@@ -44,7 +45,7 @@ std::string CheckpointFiles::why_buffered() const {
 Result<std::unique_ptr<WeightFiles>> PackFiles::open(const pack::Pack& pack,
                                                      const model::ModelConfig& config,
                                                      LayerRange range) {
-    RETURN_IF_ERROR(PackedRuns::check(pack, config, range));
+    RETURN_IF_ERROR(pack::check_runs(pack, config, range));
     std::unique_ptr<PackFiles> files(new PackFiles(pack));
     for (pack::TrunkRun& run : pack::trunk_runs(config, range.first, range.count)) {
         const pack::EntrySource source(pack, *pack.find(run.key()));

@@ -59,7 +59,7 @@ class CheckpointFiles final : public WeightFiles {
 /// The runs of a trunk pack. Every read compares checksums.
 class PackFiles final : public WeightFiles {
   public:
-    /// Borrows the pack. Errors: those of PackedRuns::check.
+    /// Borrows the pack. Errors: those of pack::check_runs.
     static Result<std::unique_ptr<WeightFiles>> open(const pack::Pack& pack,
                                                      const model::ModelConfig& config,
                                                      LayerRange range);

@@ -10,9 +10,11 @@
 #include <string>
 #include <vector>
 
+#include "common/model/load.h"
 #include "common/model/synthetic.h"
 #include "tests/support/checkpoint_copy.h"
 #include "tests/support/golden.h"
+#include "tests/support/packs.h"
 #include "tests/support/pipeline.h"
 
 using namespace k3;
@@ -261,6 +263,92 @@ TEST_CASE("doctor finds nothing wrong with a good checkpoint, and every shard th
     CHECK(sick.code == 3);
     CHECK(has(sick.out, "1 of 3 shards are missing: 1"));
     CHECK(has(sick.out, "model-00003-of-000003.safetensors: truncated"));
+}
+
+TEST_CASE("init, plan and doctor need no shards where packs hold everything") {
+    World world;
+    Packs packs(world);
+    const std::filesystem::path tiny = golden_dir() / "tiny-k3";
+    const std::string directory = packs.config_only().string();
+    const std::vector<std::string> both = {"--trunk-pack", packs.trunk("all").string(),
+                                           "--experts-pack", packs.experts("all").string()};
+    const auto with_packs = [&](std::vector<std::string> words) {
+        words.insert(words.end(), both.begin(), both.end());
+        return world.k3pipe(words);
+    };
+    const Ended no_tokenizer = with_packs({"doctor", directory});
+    CHECK(no_tokenizer.code == 3);
+    CHECK(has(no_tokenizer.out, "FAILS   tokenizer"));
+    CHECK(has(no_tokenizer.out, "lacks tiktoken.model, tokenizer_config.json"));
+    for (const char* file : {"tiktoken.model", "tokenizer_config.json"})
+        std::filesystem::copy_file(tiny / file, std::filesystem::path(directory) / file);
+
+    const Ended doctor = with_packs({"doctor", directory});
+    INFO(doctor.out);
+    CHECK(doctor.code == 0);
+    CHECK(has(doctor.out, "config.json only"));
+    CHECK(has(doctor.out, "layers 0-12, the embedding, the output head, "));
+    CHECK(has(doctor.out, "288 experts of layers 1-12, "));
+    CHECK(has(doctor.out, "of packs: compared on every read"));
+    CHECK(has(doctor.out, "pack = \""));
+
+    const std::string file = (world.path() / "packed.toml").string();
+    const Ended made = with_packs({"init", directory, "--preset", "8g", "-o", file});
+    REQUIRE_MESSAGE(made.code == 0, made.err);
+    const Ended plan = world.k3pipe({"plan", "-c", file});
+    INFO(plan.err);
+    REQUIRE(plan.code == 0);
+    CHECK(has(plan.out, "no shards here"));
+    CHECK(has(plan.out, "fingerprint " + model::open_model(tiny).value().fingerprint));
+    CHECK(has(plan.out, "trunk pack " + both[1]));
+    CHECK(has(plan.out, "table of the pack"));
+    CHECK(number_of(row_of(plan.out, "all processes")) > 0);
+    CHECK(world.k3pipe({"doctor", "-c", file}).code == 0);
+    const std::vector<std::string> request = {"--ids", "1,2,3", "--max-tokens", "4",
+                                              "--ignore-eos"};
+    const auto answer_of = [&](std::vector<std::string> words) {
+        words.insert(words.end(), request.begin(), request.end());
+        return world.k3pipe(words);
+    };
+    const Ended answer = answer_of({"run", "-c", file});
+    CHECK_MESSAGE(answer.code == 0, answer.err);
+    const std::string plain =
+        world.write("plain.toml", "[pipeline]\nmodel = '" + tiny.string() + "'\n").string();
+    CHECK(answer.out == answer_of({"run", "-c", plain}).out);
+}
+
+TEST_CASE("what a box with packs only lacks is named by init, plan and doctor") {
+    World world;
+    Packs packs(world);
+    const std::string directory = packs.config_only().string();
+    const std::string half = packs.trunk("0-4").string();
+    const std::string experts = packs.experts("all").string();
+    const Ended layers =
+        world.k3pipe({"init", directory, "--trunk-pack", half, "--experts-pack", experts});
+    CHECK(layers.code == 3);
+    CHECK(has(layers.sentence(), "trunk: " + half + " lacks 9 of the 15 runs of layers 0-12"));
+    const Ended none = world.k3pipe({"init", directory, "--experts-pack", experts});
+    CHECK(none.code == 3);
+    CHECK(has(none.sentence(), "trunk: " + directory + " holds config.json and no shards"));
+    const Ended share =
+        world.k3pipe({"doctor", directory, "--trunk-pack", packs.trunk("all").string(),
+                      "--experts-pack", packs.experts("1/2").string()});
+    CHECK(share.code == 3);
+    CHECK(has(share.out, "lacks 144 of the 288 of this share"));
+    const Ended other =
+        world.k3pipe({"init", demo_model_dir().string(), "--experts-pack", experts});
+    CHECK(other.code == 3);
+    CHECK(has(other.sentence(), "was made from another checkpoint than"));
+    // A box that holds a share of the experts, for a trunk that runs elsewhere.
+    const std::string text =
+        "[pipeline]\nmodel = '" + directory +
+        "'\n[trunk]\nendpoint = 'tcp://127.0.0.1:9'\n"
+        "[tokenizer]\nendpoint = 'tcp://127.0.0.1:10'\n[experts]\nshare = '1/2'\npack = '" +
+        packs.experts("1/2").string() + "'\n";
+    const Ended plan = world.k3pipe({"plan", "-c", world.write("share.toml", text).string()});
+    INFO(plan.err);
+    CHECK(plan.code == 0);
+    CHECK(has(plan.out, "144 experts of layers 1-12"));
 }
 
 TEST_CASE("doctor fails where a pipeline file asks for more memory than there is") {
