@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <charconv>
 #include <iostream>
 #include <memory>
 
@@ -142,6 +143,16 @@ Result<CommandLine> complete_plan(const CLI::App* verb, PlanCommand plan) {
     return CommandLine(std::move(plan));
 }
 
+/// "0/2".
+bool parse_part(const std::string& text, pack::Part* part) {
+    const char* end = text.data() + text.size();
+    const auto [slash, no_index] = std::from_chars(text.data(), end, part->index);
+    if (no_index != std::errc() || slash == end || *slash != '/') return false;
+    const auto [stop, no_count] = std::from_chars(slash + 1, end, part->count);
+    return no_count == std::errc() && stop == end && part->index < part->count &&
+           part->count <= pack::format::kMaxParts;
+}
+
 Result<CommandLine> complete_pack(const CLI::App* verb, RawCommands& raw) {
     PackCommand& pack = raw.pack;
     auto given = [verb](const char* flag) { return verb->count(flag) > 0; };
@@ -151,9 +162,15 @@ Result<CommandLine> complete_pack(const CLI::App* verb, RawCommands& raw) {
     if (raw.pack_kind == "trunk") {
         if (given("--share")) return meaningless("--share", "experts");
         if (given("--list")) return meaningless("--list", "experts");
+        if (given("--part") && !parse_part(raw.pack_part, &pack.part))
+            return usage(fmt::format("pack trunk: --part '{}' is not I/N with I below N and N at "
+                                     "most {}",
+                                     raw.pack_part, pack::format::kMaxParts),
+                         "pack");
         pack.kind = pack::Kind::trunk;
     } else {
         if (given("--layers")) return meaningless("--layers", "trunk");
+        if (given("--part")) return meaningless("--part", "trunk");
         if (given("--share") + given("--list") != 1)
             return usage("pack experts: say which by exactly one of --share and --list", "pack");
         if (given("--list")) pack.share = raw.pack_list;

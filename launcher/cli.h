@@ -118,6 +118,7 @@ struct PackCommand {
     std::filesystem::path model;
     std::filesystem::path file;
     std::string layers = "all";  // trunk
+    pack::Part part;             // trunk
     std::string share;           // experts: --share or --list
 };
 

@@ -283,6 +283,9 @@ void add_pack(CLI::App* verb, RawCommands& raw) {
         ->option_text(" ");
     verb->add_option("--layers", pack.layers, "trunk: all, or first-last [all]")
         ->option_text("A-B");
+    verb->add_option("--part", raw.pack_part,
+                     "trunk: every N-th stripe, for a file on each of N disks [all]")
+        ->option_text("I/N");
     verb->add_option("--share", pack.share, "experts: all, or every N-th, as k3-experts takes it")
         ->option_text("I/N");
     verb->add_option("--list", raw.pack_list,
@@ -346,7 +349,8 @@ void add_examples(CLI::App* verb, std::string text) { verb->footer(fmt::format("
 /// Of a box that reads from packs.
 void add_packs(CLI::App* verb, ModelFiles& files) {
     verb->add_option("--trunk-pack", files.trunk_pack,
-                     "the trunk is read from this pack [checkpoint]")
+                     "the trunk is read from this pack, once for each part [checkpoint]")
+        ->allow_extra_args(false)
         ->option_text("FILE");
     verb->add_option("--experts-pack", files.experts_pack,
                      "the experts are read from this pack [checkpoint]")

@@ -28,6 +28,7 @@ struct RawCommands {
     KeysCommand keys;
     std::string pack_kind;
     std::string pack_list;
+    std::string pack_part;
     std::string effort = "off";
     std::string attach;
 };

@@ -98,7 +98,7 @@ void advise(const ModelFiles& files, const StageWeights& weights, const Availabl
         return;
     }
     std::string packs;
-    if (!files.trunk_pack.empty()) packs += " --trunk-pack " + files.trunk_pack.string();
+    for (const auto& file : files.trunk_pack) packs += " --trunk-pack " + file.string();
     if (!files.experts_pack.empty()) packs += " --experts-pack " + files.experts_pack.string();
     fmt::print("\nadvice: `k3pipe init {}{} -o FILE` writes\n\n{}", files.directory.string(), packs,
                *text);

@@ -27,9 +27,9 @@ Result<Packed> pack_trunk(const PackCommand& command, const model::Model& model,
                           ProgressLine& progress) {
     ASSIGN_OR_RETURN(const model::LayerRange range,
                      model::parse_layers(command.layers, model.config));
-    ASSIGN_OR_RETURN(
-        const pack::PackSummary summary,
-        pack::make_trunk_pack(model, range.first, range.count, command.file, std::ref(progress)));
+    ASSIGN_OR_RETURN(const pack::PackSummary summary,
+                     pack::make_trunk_pack(model, range.first, range.count, command.file,
+                                           std::ref(progress), command.part));
     return Packed{summary, fmt::format("layers {}-{} of the trunk", range.first, range.end() - 1)};
 }
 

@@ -130,20 +130,15 @@ class MemoryPlanner {
         return weights_.models.at(stage.model).config;
     }
 
-    /// Null: the stage reads from the checkpoint.
-    const pack::Pack* pack_of(const StagePlan& stage) const {
-        const std::string path = setting_of(stage, "pack", "");
-        return path.empty() ? nullptr : weights_.packs.at(path).get();
-    }
-
-    /// Where everything lies. A stage with a pack opens the checkpoint too, if there is one.
+    /// Where everything lies. A stage with packs opens the checkpoint too, if there is one.
     void add_index(const StagePlan& stage, ProcessMemory& process) const {
         const model::Model& model = weights_.models.at(stage.model);
         if (model.checkpoint != nullptr)
             process.items.push_back(
                 {"index of the checkpoint", model::checkpoint_index_bytes(model.config)});
-        if (const pack::Pack* pack = pack_of(stage))
-            process.items.push_back({"table of the pack", pack::table_memory_bytes(*pack)});
+        for (const std::string& path : settings_of(stage, "pack"))
+            process.items.push_back(
+                {"table of the pack", pack::table_memory_bytes(*weights_.packs.at(path))});
     }
 
     void add_segment(const StagePlan& stage, const char* what, const model::ArenaSize& size) {
@@ -160,8 +155,9 @@ class MemoryPlanner {
         ASSIGN_OR_RETURN(const std::uint64_t threads, threads_of(flags, machine_));
         ASSIGN_OR_RETURN(std::uint64_t sessions, flags.bytes("--session-bytes"));
         ASSIGN_OR_RETURN(const std::uint64_t budget, flags.bytes("--weights-bytes"));
-        const model::ReadUnits units =
-            pack_of(stage) != nullptr ? pack::read_units(config, range) : model::ReadUnits{};
+        const model::ReadUnits units = settings_of(stage, "pack").empty()
+                                           ? model::ReadUnits{}
+                                           : pack::read_units(config, range);
         const auto weights = model::trunk_weight_size(config, range, budget, units);
         if (!weights.has_value()) return Error(weights.error()).with_context(stage.name);
         out_.trunk_token_bytes += weights->token_bytes;

@@ -49,10 +49,15 @@ std::string quoted(const std::string& text) {
     return out + "\"";
 }
 
-/// "pack = FILE" and a newline, if there is one.
-std::string pack_line(const std::filesystem::path& pack) {
-    if (pack.empty()) return "";
-    return fmt::format("pack = {}\n", quoted(std::filesystem::absolute(pack).string()));
+/// "pack = FILE" or a list of them, and a newline, if there are any.
+std::string pack_line(const std::vector<std::filesystem::path>& packs) {
+    if (packs.empty()) return "";
+    std::vector<std::string> files;
+    for (const std::filesystem::path& pack : packs)
+        files.push_back(quoted(std::filesystem::absolute(pack).string()));
+    const std::string text = fmt::format("{}", fmt::join(files, ", "));
+    return packs.size() == 1 ? fmt::format("pack = {}\n", text)
+                             : fmt::format("pack = [{}]\n", text);
 }
 
 std::string text_of(const Preset& preset, const ModelFiles& files, const Budgets& budgets) {
@@ -79,7 +84,10 @@ std::string text_of(const Preset& preset, const ModelFiles& files, const Budgets
         preset.bytes, preset.name, quoted(std::filesystem::absolute(files.directory).string()),
         pack_line(files.trunk_pack), budgets.rows, budgets.weights_bytes,
         budgets.weights_bytes == 0 ? "  # all of them" : "", budgets.session_bytes,
-        pack_line(files.experts_pack), budgets.rows, budgets.cache_bytes, budgets.rows);
+        pack_line(files.experts_pack.empty()
+                      ? std::vector<std::filesystem::path>{}
+                      : std::vector<std::filesystem::path>{files.experts_pack}),
+        budgets.rows, budgets.cache_bytes, budgets.rows);
 }
 
 Result<PipelinePlan> plan_of(const std::string& text) {

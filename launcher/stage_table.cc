@@ -55,17 +55,19 @@ Status read_settings(const TomlTable& reader, std::vector<ServiceSetting>* setti
             return reader.wrong(*node, fmt::format("{} {} is not a setting", reader.heading(), key),
                                 "settings of a stage stand in its table");
         ServiceSetting setting{key, {}};
+        const bool is_path =
+            std::find(kPathSettings.begin(), kPathSettings.end(), key) != kPathSettings.end();
         if (const auto* on = node->as_boolean()) {
             if (!on->get()) continue;  // false is the absence of a flag
         } else if (const auto* list = node->as_array()) {
             for (const toml::node& item : *list) {
                 ASSIGN_OR_RETURN(std::string value, setting_text(reader, key, item));
+                if (is_path) value = reader.resolve(value).string();
                 setting.values.push_back(std::move(value));
             }
         } else {
             ASSIGN_OR_RETURN(std::string value, setting_text(reader, key, *node));
-            if (std::find(kPathSettings.begin(), kPathSettings.end(), key) != kPathSettings.end())
-                value = reader.resolve(value).string();
+            if (is_path) value = reader.resolve(value).string();
             if (key == "share" && value.starts_with('@'))  // a placement file
                 value = "@" + reader.resolve(value.substr(1)).string();
             setting.values.push_back(std::move(value));

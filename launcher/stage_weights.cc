@@ -47,8 +47,7 @@ class Opener {
         }
         if (!reads_weights(stage)) return Status::ok();
         model::Model& model = weights_.models.at(stage.model);
-        if (const fs::path path = setting_of(stage, "pack", ""); !path.empty())
-            return open_packed(stage, path, model);
+        if (!settings_of(stage, "pack").empty()) return open_packed(stage, model);
         if (model.checkpoint == nullptr)
             return Error{ErrorCode::not_found,
                          fmt::format("{} holds config.json and no shards of the checkpoint",
@@ -60,20 +59,25 @@ class Opener {
         return Status::ok();
     }
 
-    Status open_packed(const StagePlan& stage, const fs::path& path, model::Model& model) {
-        if (!weights_.packs.contains(path)) {
-            ASSIGN_OR_RETURN(auto opened, open_pack(path, stage.model, model));
-            weights_.packs.emplace(path, std::move(opened));
-        } else {
-            RETURN_IF_ERROR(pack::check_origin(*weights_.packs.at(path), stage.model, model));
+    Status open_packed(const StagePlan& stage, model::Model& model) {
+        std::vector<std::shared_ptr<const pack::Pack>> packs;
+        for (const std::string& file : settings_of(stage, "pack")) {
+            const fs::path path = file;
+            if (!weights_.packs.contains(path)) {
+                ASSIGN_OR_RETURN(auto opened, open_pack(path, stage.model, model));
+                weights_.packs.emplace(path, std::move(opened));
+            } else {
+                RETURN_IF_ERROR(pack::check_origin(*weights_.packs.at(path), stage.model, model));
+            }
+            packs.push_back(weights_.packs.at(path));
         }
-        const pack::Pack& pack = *weights_.packs.at(path);
         if (stage.kind == ServiceKind::trunk) {
-            RETURN_IF_ERROR(pack.check_kind(pack::Kind::trunk));
+            ASSIGN_OR_RETURN(const pack::TrunkPacks parts, pack::TrunkPacks::of(std::move(packs)));
             ASSIGN_OR_RETURN(const model::LayerRange range,
                              model::parse_layers(setting_of(stage, "layers", "all"), model.config));
-            return pack::check_runs(pack, model.config, range);
+            return pack::check_runs(parts, model.config, range);
         }
+        const pack::Pack& pack = *packs.back();  // the service takes one
         RETURN_IF_ERROR(pack.check_kind(pack::Kind::experts));
         ASSIGN_OR_RETURN(const model::Placement held,
                          model::parse_share(setting_of(stage, "share", "all"), model.config));
@@ -96,10 +100,15 @@ std::vector<fs::path> StageWeights::files() const {
     return all;
 }
 
-std::string setting_of(const StagePlan& stage, std::string_view name, std::string otherwise) {
+std::vector<std::string> settings_of(const StagePlan& stage, std::string_view name) {
     for (const ServiceSetting& candidate : stage.settings)
-        if (candidate.name == name && !candidate.values.empty()) return candidate.values.back();
-    return otherwise;
+        if (candidate.name == name) return candidate.values;
+    return {};
+}
+
+std::string setting_of(const StagePlan& stage, std::string_view name, std::string otherwise) {
+    const std::vector<std::string> values = settings_of(stage, name);
+    return values.empty() ? otherwise : values.back();
 }
 
 bool has_checkpoint(const fs::path& directory) {

@@ -31,7 +31,9 @@ struct StageWeights {
     std::vector<std::filesystem::path> files() const;
 };
 
-/// The value of a setting of the service that the stage's table or the plan gives.
+/// The values of a setting of the service that the stage's table or the plan gives.
+std::vector<std::string> settings_of(const StagePlan& stage, std::string_view name);
+/// The last of them.
 std::string setting_of(const StagePlan& stage, std::string_view name, std::string otherwise);
 
 /// Whether the directory is a checkpoint, and not just a place for config.json.

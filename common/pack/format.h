@@ -43,6 +43,13 @@ struct Entry {
     }
 };
 
+/// Which stripes of its runs a trunk pack holds: those whose number modulo `count` is `index`.
+struct Part {
+    std::uint32_t index = 0;
+    std::uint32_t count = 1;
+    bool operator==(const Part&) const = default;
+};
+
 /// Which checkpoint a pack was made from, as hex digits.
 struct Origin {
     std::string fingerprint;    // model::fingerprint
@@ -59,6 +66,8 @@ inline constexpr std::uint32_t kVersion = 2;
 inline constexpr std::size_t kDigestChars = 32;
 /// Of entries; the released model has 82,432 experts.
 inline constexpr std::uint64_t kMaxEntries = std::uint64_t{1} << 20U;
+/// Of parts.
+inline constexpr std::uint32_t kMaxParts = 8;
 /// Of pieces: 2 TB even if all had 16 KiB.
 inline constexpr std::uint64_t kMaxPieces = std::uint64_t{1} << 27U;
 
@@ -70,7 +79,8 @@ struct Header {
     std::uint32_t version = kVersion;
     Kind kind = Kind::trunk;
     State state = State::unfinished;
-    std::uint32_t zero = 0;
+    std::uint16_t part = 0;
+    std::uint16_t n_parts = 1;
     std::uint64_t file_bytes = 0;
     std::uint64_t n_entries = 0;
     std::uint64_t n_pieces = 0;

@@ -23,23 +23,28 @@ Status check_pieces(const Pack& pack, const Entry& found, const Entry& made) {
 
 }  // namespace
 
-Status check_runs(const Pack& pack, const model::ModelConfig& config, model::LayerRange range) {
+Status check_runs(const TrunkPacks& packs, const model::ModelConfig& config,
+                  model::LayerRange range) {
     std::size_t n_absent = 0;
     std::string first;
     const std::vector<TrunkRun> runs = trunk_runs(config, range.first, range.count);
     for (const TrunkRun& run : runs) {
-        const Entry* entry = pack.find(run.key());
-        if (entry != nullptr && entry->bytes == run.bytes())
-            RETURN_IF_ERROR(check_pieces(pack, *entry, entry_of(run)));
-        else if (n_absent++ == 0)
-            first = run_name(run.key());
+        bool is_absent = false;
+        for (std::uint32_t i = 0; i < packs.n_parts(); ++i) {
+            const Entry made = entry_of(run, packs.part(i).part());
+            const Entry* entry = packs.part(i).find(run.key());
+            if (entry != nullptr && entry->bytes == made.bytes)
+                RETURN_IF_ERROR(check_pieces(packs.part(i), *entry, made));
+            else
+                is_absent = is_absent || made.bytes > 0;
+        }
+        if (is_absent && n_absent++ == 0) first = run_name(run.key());
     }
     if (n_absent == 0) return Status::ok();
-    return Error{
-        ErrorCode::not_found,
-        fmt::format("{} lacks {} of the {} runs of layers {}-{}, first {}", pack.path().string(),
-                    n_absent, runs.size(), range.first, range.end() - 1, first),
-        "give this stage the layers that the pack was made for, or make another pack"};
+    return Error{ErrorCode::not_found,
+                 fmt::format("{} lacks {} of the {} runs of layers {}-{}, first {}", packs.name(),
+                             n_absent, runs.size(), range.first, range.end() - 1, first),
+                 "give this stage the layers that the pack was made for, or make another pack"};
 }
 
 Status check_records(const Pack& pack, const model::ModelConfig& config,
@@ -81,6 +86,8 @@ std::string contents(const Pack& pack) {
     if (pack.kind() == Kind::experts)
         return fmt::format("{} experts of {}", entries.size(), layers);
     std::string text = layers;
+    if (pack.part().count > 1)
+        text = fmt::format("part {}/{} of {}", pack.part().index, pack.part().count, layers);
     for (const Entry& entry : entries)
         if (entry.key.part != static_cast<std::uint32_t>(RunPart::layer))
             text += ", " + run_name(entry.key);

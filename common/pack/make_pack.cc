@@ -1,5 +1,7 @@
 #include "common/pack/make_pack.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <map>
@@ -29,6 +31,21 @@ Status read_run(const storage::Checkpoint& checkpoint, const TrunkRun& run, std:
         Status read = checkpoint.read_range(tensor->shard, tensor->offset + (from - placed.offset),
                                             dst.subspan(from - offset, to - from));
         if (!read) return std::move(read).error().with_context("tensor " + placed.spec.name);
+    }
+    return Status::ok();
+}
+
+/// The same of one part: `offset` counts the bytes of its stripes only.
+Status read_stripes(const storage::Checkpoint& checkpoint, const TrunkRun& run, Part part,
+                    std::uint64_t offset, std::span<std::byte> dst) {
+    const std::uint64_t stripe = stripe_bytes(run);
+    while (!dst.empty()) {
+        const std::uint64_t inside = offset % stripe;
+        const std::uint64_t bytes = std::min<std::uint64_t>(stripe - inside, dst.size());
+        const std::uint64_t number = offset / stripe * part.count + part.index;
+        RETURN_IF_ERROR(read_run(checkpoint, run, number * stripe + inside, dst.first(bytes)));
+        offset += bytes;
+        dst = dst.subspan(bytes);
     }
     return Status::ok();
 }
@@ -69,16 +86,17 @@ Origin origin_of(const model::Model& model) {
     return {model.fingerprint, model::config_digest(model.config)};
 }
 
-PackPlan plan_trunk_pack(const model::Model& model, std::uint32_t first, std::uint32_t count) {
-    PackPlan plan{Kind::trunk, origin_of(model), {}};
+PackPlan plan_trunk_pack(const model::Model& model, std::uint32_t first, std::uint32_t count,
+                         Part part) {
+    PackPlan plan{Kind::trunk, origin_of(model), part, {}};
     for (const TrunkRun& run : trunk_runs(model.config, first, count))
-        plan.entries.push_back(entry_of(run));
+        if (const Entry entry = entry_of(run, part); entry.bytes > 0) plan.entries.push_back(entry);
     return plan;
 }
 
 Result<PackSummary> make_trunk_pack(const model::Model& model, std::uint32_t first,
                                     std::uint32_t count, const std::filesystem::path& path,
-                                    const PackProgress& progress) {
+                                    const PackProgress& progress, Part part) {
     RETURN_IF_ERROR(model::check_trunk_tensors(*model.checkpoint, model.config, first, count));
     std::map<EntryKey, TrunkRun> runs;
     for (TrunkRun& run : trunk_runs(model.config, first, count)) {
@@ -86,13 +104,21 @@ Result<PackSummary> make_trunk_pack(const model::Model& model, std::uint32_t fir
         runs.emplace(key, std::move(run));
     }
     auto source = [&](const Entry& entry, std::uint64_t offset, std::span<std::byte> dst) {
-        return read_run(*model.checkpoint, runs.at(entry.key), offset, dst);
+        const TrunkRun& run = runs.at(entry.key);
+        if (part.count == 1) return read_run(*model.checkpoint, run, offset, dst);
+        return read_stripes(*model.checkpoint, run, part, offset, dst);
     };
-    return write_pack(plan_trunk_pack(model, first, count), path, source, progress);
+    PackPlan plan = plan_trunk_pack(model, first, count, part);
+    if (plan.entries.empty())
+        return Error{
+            ErrorCode::invalid_argument,
+            fmt::format("part {}/{} of these layers would hold nothing", part.index, part.count),
+            "make fewer parts"};
+    return write_pack(plan, path, source, progress);
 }
 
 PackPlan plan_expert_pack(const model::Model& model, const model::Placement& held) {
-    PackPlan plan{Kind::experts, origin_of(model), {}};
+    PackPlan plan{Kind::experts, origin_of(model), {}, {}};
     Entry entry;
     entry.bytes = model::expert_bytes(model.config);
     entry.piece_bytes = entry.stored_bytes();  // an expert is read whole

@@ -15,11 +15,13 @@ Origin origin_of(const model::Model& model);
 
 /// Layers [first, first + count) of the trunk, which exist; with the embedding if the first layer
 /// is among them, with the head if the last one is.
-PackPlan plan_trunk_pack(const model::Model& model, std::uint32_t first, std::uint32_t count);
+/// `part`: of a pack that is striped over several files.
+PackPlan plan_trunk_pack(const model::Model& model, std::uint32_t first, std::uint32_t count,
+                         Part part = {});
 /// Errors: those of model::check_trunk_tensors, Checkpoint::read_range and write_pack.
 Result<PackSummary> make_trunk_pack(const model::Model& model, std::uint32_t first,
                                     std::uint32_t count, const std::filesystem::path& path,
-                                    const PackProgress& progress);
+                                    const PackProgress& progress, Part part = {});
 
 /// The experts of `held`, at least one.
 PackPlan plan_expert_pack(const model::Model& model, const model::Placement& held);

@@ -74,6 +74,8 @@ Result<format::Header> Pack::read_header() const {
                      "run the k3pipe pack command again that was interrupted: it goes on"};
     if (header.kind != Kind::trunk && header.kind != Kind::experts)
         return corrupt(fmt::format("kind {} is unknown", static_cast<std::uint32_t>(header.kind)));
+    if (header.part >= header.n_parts || header.n_parts > format::kMaxParts)
+        return corrupt(fmt::format("part {}/{} cannot be", header.part, header.n_parts));
     if (header.file_bytes != file_bytes())
         return corrupt(fmt::format("the file has {} bytes, and its header says {}", file_bytes(),
                                    header.file_bytes));
@@ -82,6 +84,7 @@ Result<format::Header> Pack::read_header() const {
 
 Status Pack::read_table(const format::Header& header) {
     kind_ = header.kind;
+    part_ = {header.part, header.n_parts};
     origin_.fingerprint.assign(header.fingerprint.begin(), header.fingerprint.end());
     origin_.config_digest.assign(header.config_digest.begin(), header.config_digest.end());
     const std::uint64_t bytes = format::table_bytes(header.n_entries, header.n_pieces);

@@ -35,6 +35,7 @@ class Pack {
     /// Error: incompatible if it is of another kind.
     Status check_kind(Kind kind) const;
     const Origin& origin() const noexcept { return origin_; }
+    const Part& part() const noexcept { return part_; }
     const std::filesystem::path& path() const noexcept { return file_.path(); }
     std::uint64_t file_bytes() const noexcept { return file_.bytes(); }
     const storage::DirectFile& file() const noexcept { return file_; }
@@ -84,6 +85,7 @@ class Pack {
     storage::DirectFile file_;
     Kind kind_ = Kind::trunk;
     Origin origin_;
+    Part part_;
     std::vector<Entry> entries_;
     std::vector<std::uint64_t> checksums_;
 };

@@ -85,6 +85,8 @@ class Writer {
            PartialFile file)
         : source_(source), progress_(progress), file_(std::move(file)), entries_(plan.entries) {
         header_.kind = plan.kind;
+        header_.part = static_cast<std::uint16_t>(plan.part.index);
+        header_.n_parts = static_cast<std::uint16_t>(plan.part.count);
         header_.file_bytes = lay_out(entries_);
         header_.n_entries = entries_.size();
         for (const Entry& entry : entries_) header_.n_pieces += entry.n_pieces();
@@ -170,7 +172,7 @@ class Writer {
             std::memcmp(table.data(), table_.data(), entries_bytes()) != 0)
             return Error{ErrorCode::incompatible,
                          fmt::format("{} is an unfinished pack of another checkpoint, or of other "
-                                     "layers or experts",
+                                     "layers, experts or parts",
                                      file_.path().string()),
                          "remove it, or choose another file"};
         std::memcpy(recorded_.data(), table.data() + entries_bytes(),

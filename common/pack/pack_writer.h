@@ -21,6 +21,7 @@ namespace k3::pack {
 struct PackPlan {
     Kind kind = Kind::trunk;
     Origin origin;
+    Part part;
     std::vector<Entry> entries;  // at least one, in order of key; their places are ignored
 };
 

@@ -11,7 +11,9 @@ namespace k3::pack {
 namespace {
 
 constexpr std::uint64_t kMostPieceBytes = std::uint64_t{64} << 10U;
-constexpr std::uint64_t kSmallRunBytes = std::uint64_t{64} << 20U;
+constexpr std::uint64_t kSmallRunBytes = std::uint64_t{16} << 20U;
+constexpr std::uint64_t kStripeBytes = std::uint64_t{4} << 20U;
+constexpr std::uint64_t kPiecesOfSmallStripe = 4;
 constexpr std::uint64_t kMostEmbeddingPieceBytes = std::uint64_t{16} << 10U;
 
 std::uint32_t number(RunPart part) { return static_cast<std::uint32_t>(part); }
@@ -79,7 +81,12 @@ std::vector<TrunkRun> trunk_runs(const model::ModelConfig& config, std::uint32_t
     return runs;
 }
 
-Entry entry_of(const TrunkRun& run) {
+std::uint64_t stripe_bytes(const TrunkRun& run) {
+    return run.bytes() < kSmallRunBytes ? kPiecesOfSmallStripe * entry_of(run).piece_bytes
+                                        : kStripeBytes;
+}
+
+Entry entry_of(const TrunkRun& run, Part part) {
     Entry entry;
     entry.key = run.key();
     entry.bytes = run.bytes();
@@ -90,6 +97,12 @@ Entry entry_of(const TrunkRun& run) {
                                       storage::kBlockBytes, kMostEmbeddingPieceBytes);
     } else {
         entry.piece_bytes = run.bytes() < kSmallRunBytes ? storage::kBlockBytes : kMostPieceBytes;
+    }
+    if (part.count > 1) {
+        const std::uint64_t stripe = stripe_bytes(run);
+        entry.bytes = 0;
+        for (std::uint64_t at = part.index * stripe; at < run.bytes(); at += part.count * stripe)
+            entry.bytes += std::min(stripe, run.bytes() - at);
     }
     return entry;
 }

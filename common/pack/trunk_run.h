@@ -65,10 +65,15 @@ std::vector<TrunkRun> trunk_runs(const model::ModelConfig& config, std::uint32_t
 
 /// The entry of a run, not laid out yet. Where weights are streamed, reads take the whole pieces
 /// around some rows of a matrix: pieces of 64 KiB add 0.2 % to the 32 MiB that are read at a time,
-/// and the checksums of the released trunk take 14 MB of memory. Runs below 64 MiB, whose matrices
+/// and the checksums of the released trunk take 14 MB of memory. Runs below 16 MiB, whose matrices
 /// are small too, have pieces of one block. Of the embedding single rows are read: its pieces are
 /// the power of two that holds one, from a block to 16 KiB.
-Entry entry_of(const TrunkRun& run);
+/// With a part: of the stripes that it holds, which may be none (bytes = 0).
+Entry entry_of(const TrunkRun& run, Part part = {});
+
+/// Of a run that is striped over several files: what lies together in one of them. 4 MiB are large
+/// enough for any disk; small runs have four pieces.
+std::uint64_t stripe_bytes(const TrunkRun& run);
 
 /// The largest pieces among the runs of these layers.
 model::ReadUnits read_units(const model::ModelConfig& config, model::LayerRange range);

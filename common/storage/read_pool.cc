@@ -29,13 +29,46 @@ std::uint64_t ns_between(Clock::time_point begin, Clock::time_point end) {
 
 }  // namespace
 
+/// Where each lane begins in [begin_, end_).
+void PoolRead::set_lanes() noexcept {
+    at_.fill(end_);
+    at_[0] = begin_;
+    if (lanes_.count > 1) {
+        const std::uint64_t first = begin_ / lanes_.stripe_bytes;
+        for (std::uint64_t i = 0; i < lanes_.count; ++i)
+            at_[(first + i) % lanes_.count] = std::max(begin_, (first + i) * lanes_.stripe_bytes);
+    }
+    n_lanes_left_ = 0;
+    for (std::uint32_t lane = 0; lane < lanes_.count; ++lane)
+        if (has_request(lane)) ++n_lanes_left_;
+}
+
+PoolRead::Request PoolRead::take_request(std::uint32_t lane, std::size_t request_bytes) noexcept {
+    const std::uint64_t unit = source_->unit_bytes();
+    const std::uint64_t offset = at_[lane];
+    std::uint64_t bytes = std::min((request_bytes + unit - 1) / unit * unit, end_ - offset);
+    at_[lane] += bytes;
+    if (lanes_.count > 1) {
+        const std::uint64_t stripe_end = (offset / lanes_.stripe_bytes + 1) * lanes_.stripe_bytes;
+        bytes = std::min(bytes, stripe_end - offset);
+        at_[lane] = offset + bytes;
+        if (at_[lane] == stripe_end) at_[lane] += (lanes_.count - 1) * lanes_.stripe_bytes;
+    }
+    if (!has_request(lane)) --n_lanes_left_;
+    return {offset, dst_.subspan(offset - begin_, bytes)};
+}
+
 ReadPool::ReadPool(Options options) : options_(std::move(options)) {
     const ReadShape& shape = options_.shape;
     K3_CHECK(
         shape.n_threads > 0 && shape.request_bytes > 0 && shape.request_bytes % kBlockBytes == 0,
         fmt::format("{} threads, requests of {} bytes", shape.n_threads, shape.request_bytes));
-    threads_.reserve(shape.n_threads);
-    for (std::uint32_t i = 0; i < shape.n_threads; ++i) threads_.emplace_back([this] { run(); });
+    K3_CHECK(options_.n_lanes > 0 && options_.n_lanes <= kMaxLanes,
+             fmt::format("{} lanes", options_.n_lanes));
+    threads_.reserve(std::size_t{shape.n_threads} * options_.n_lanes);
+    for (std::uint32_t i = 0; i < shape.n_threads; ++i)
+        for (std::uint32_t lane = 0; lane < options_.n_lanes; ++lane)
+            threads_.emplace_back([this, lane] { run(lane); });
 }
 
 ReadPool::~ReadPool() {
@@ -53,13 +86,18 @@ void ReadPool::start(PoolRead& read, const ReadSource& source, std::uint64_t off
     {
         const std::lock_guard lock(mutex_);
         read.source_ = &source;
-        read.offset_ = offset;
-        read.left_ = dst;
+        read.lanes_ = source.lanes();
+        K3_CHECK(read.lanes_.count <= options_.n_lanes,
+                 fmt::format("{} lanes of {}", read.lanes_.count, options_.n_lanes));
+        read.begin_ = offset;
+        read.end_ = offset + dst.size();
+        read.dst_ = dst;
+        read.set_lanes();
         read.status_ = Status::ok();
         push(read, place);
     }
-    // As many threads as there are requests in it.
-    if (dst.size() > options_.shape.request_bytes)
+    // As many threads as there are requests in it; a single one may be for any of the lanes.
+    if (dst.size() > options_.shape.request_bytes || options_.n_lanes > 1)
         work_.notify_all();
     else
         work_.notify_one();
@@ -98,21 +136,24 @@ ReadPool::Totals ReadPool::totals() const {
     return totals;
 }
 
-void ReadPool::run() {
+/// The first that has something left in this lane.
+PoolRead* ReadPool::next_read(std::uint32_t lane) const noexcept {
+    PoolRead* read = head_;
+    while (read != nullptr && !read->has_request(lane)) read = read->next_;
+    return read;
+}
+
+void ReadPool::run(std::uint32_t lane) {
     std::uint64_t cpu_before = thread_cpu_ns();
     std::unique_lock lock(mutex_);
     while (true) {
-        while (head_ == nullptr && !is_ending_) work_.wait(lock);
+        PoolRead* next = nullptr;
+        while (!is_ending_ && (next = next_read(lane)) == nullptr) work_.wait(lock);
         if (is_ending_) return;
-        PoolRead& read = *head_;
-        const std::uint64_t offset = read.offset_;
-        const std::uint64_t unit = read.source_->unit_bytes();
-        const std::uint64_t request = (options_.shape.request_bytes + unit - 1) / unit * unit;
-        const std::span<std::byte> part = read.left_.first(std::min(read.left_.size(), request));
-        read.left_ = read.left_.subspan(part.size());
-        read.offset_ += part.size();
+        PoolRead& read = *next;
+        const PoolRead::Request request = read.take_request(lane, options_.shape.request_bytes);
         ++read.n_requests_;
-        if (read.left_.empty()) {
+        if (read.n_lanes_left_ == 0) {
             remove(read);
             read.state_ = PoolRead::State::reading;
         }
@@ -121,8 +162,8 @@ void ReadPool::run() {
 
         Status status;
         if (options_.before_request)
-            status = options_.before_request(*read.source_, offset, part.size());
-        if (status.has_value()) status = read.source_->read(offset, part);
+            status = options_.before_request(*read.source_, request.offset, request.bytes.size());
+        if (status.has_value()) status = read.source_->read(request.offset, request.bytes);
         const std::uint64_t cpu = thread_cpu_ns();
 
         lock.lock();
@@ -130,7 +171,8 @@ void ReadPool::run() {
         totals_.cpu_ns += cpu - std::exchange(cpu_before, cpu);
         --read.n_requests_;
         if (status.has_value()) {
-            totals_.bytes += part.size();
+            totals_.bytes += request.bytes.size();
+            totals_.lane_bytes[lane] += request.bytes.size();
         } else {
             if (read.status_.has_value()) read.status_ = std::move(status);
             if (read.state_ == PoolRead::State::queued) {  // the rest would be of no use

@@ -7,9 +7,14 @@
 // started. io_uring would save these threads and nothing else: at requests of megabytes both reach
 // the device's rate.
 //
+// A source may be striped over several devices. Each of them then has threads of its own, which
+// take the next stripes of their lane from the first read that has some left: a device that is
+// slower than the others keeps none of them waiting as long as reads are queued.
+//
 // Memory and order belong to the caller: a PoolRead is part of the caller's own slot, and starting
 // one allocates nothing.
 
+#include <array>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -29,10 +34,12 @@ namespace k3::storage {
 /// thread.
 struct ReadShape {
     std::size_t request_bytes = std::size_t{4} << 20;  // a multiple of kBlockBytes
-    std::uint32_t n_threads = 4;
+    std::uint32_t n_threads = 4;                       // for each lane
 
     bool operator==(const ReadShape&) const = default;
 };
+
+inline constexpr std::uint32_t kMaxLanes = 8;
 
 /// A read that was given to a pool. It must stay where it is until wait() or cancel() returns.
 class PoolRead {
@@ -46,12 +53,25 @@ class PoolRead {
     enum class State : std::uint8_t { idle, queued, reading };
 
     State state_ = State::idle;  // queued: some of it is in no thread's hands yet
+    /// The part of the next request in a lane; nothing if there is none left.
+    struct Request {
+        std::uint64_t offset = 0;
+        std::span<std::byte> bytes;
+    };
+    bool has_request(std::uint32_t lane) const noexcept { return at_[lane] < end_; }
+    void set_lanes() noexcept;
+    Request take_request(std::uint32_t lane, std::size_t request_bytes) noexcept;
+
     const ReadSource* source_ = nullptr;
-    std::uint64_t offset_ = 0;      // of what is left
-    std::span<std::byte> left_;     // not in a thread's hands yet
-    std::uint32_t n_requests_ = 0;  // in threads' hands
-    Status status_;                 // the first error
-    PoolRead* next_ = nullptr;      // in the queue
+    Lanes lanes_;
+    std::uint64_t begin_ = 0;
+    std::uint64_t end_ = 0;
+    std::span<std::byte> dst_;
+    std::array<std::uint64_t, kMaxLanes> at_{};  // in no thread's hands yet, by lane
+    std::uint32_t n_lanes_left_ = 0;             // that have a next request
+    std::uint32_t n_requests_ = 0;               // in threads' hands
+    Status status_;                              // the first error
+    PoolRead* next_ = nullptr;                   // in the queue
 };
 
 /// Any thread may call; a PoolRead belongs to one caller at a time.
@@ -62,12 +82,14 @@ class ReadPool {
         /// For tests: called in the reading thread before each request, may be slow or fail it.
         std::function<Status(const ReadSource& source, std::uint64_t offset, std::size_t bytes)>
             before_request;
+        std::uint32_t n_lanes = 1;  // at most kMaxLanes, at least those of every source
     };
     /// Since the start.
     struct Totals {
         std::uint64_t bytes = 0;    // read, whole blocks
         std::uint64_t cpu_ns = 0;   // of the reading threads
         std::uint64_t busy_ns = 0;  // during which at least one request was under way
+        std::array<std::uint64_t, kMaxLanes> lane_bytes{};  // of `bytes`
     };
 
     explicit ReadPool(Options options);
@@ -92,7 +114,8 @@ class ReadPool {
     Totals totals() const;
 
   private:
-    void run();
+    void run(std::uint32_t lane);
+    PoolRead* next_read(std::uint32_t lane) const noexcept;
     void push(PoolRead& read, Place place);
     void remove(PoolRead& read);
 

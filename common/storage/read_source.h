@@ -13,9 +13,17 @@
 
 namespace k3::storage {
 
+/// How a source is spread over devices: stripe s lies in lane s % count.
+struct Lanes {
+    std::uint32_t count = 1;
+    std::uint64_t stripe_bytes = 0;  // whole units; means nothing if there is one lane
+};
+
 class ReadSource {
   public:
     virtual ~ReadSource() = default;
+
+    virtual Lanes lanes() const noexcept { return {}; }
 
     /// A multiple of kBlockBytes (direct_file.h).
     virtual std::uint64_t unit_bytes() const noexcept = 0;

@@ -36,7 +36,7 @@ constexpr std::int64_t kIdleMs = 500;  // between looks at the expert servers
 struct TrunkSettings {
     transport::ServiceOptions service;
     std::string model;
-    std::string pack;
+    std::vector<std::string> pack;
     std::string layers = "all";
     std::vector<std::string> experts;
     std::int64_t threads = 0;
@@ -60,10 +60,9 @@ Result<Settings::Action> read_settings(int argc, const char* const* argv, TrunkS
     out.service.name = "trunk";
     transport::add_service_settings(settings, out.service);
     settings.add_text("model", &out.model, "directory of the checkpoint", true);
-    settings.add_text(
-        "pack", &out.pack,
-        "file that k3pipe pack trunk made: read from it instead of the checkpoint, of "
-        "which only config.json is needed then");
+    settings.add_list("pack", &out.pack,
+                      "file that k3pipe pack trunk made, once for each part: read from it instead "
+                      "of the checkpoint, of which only config.json is needed then");
     settings.add_text("layers", &out.layers, "layers of this stage: all, or first-last");
     settings.add_list("experts", &out.experts, "endpoint of an expert server, once for each");
     settings.add_integer("threads", &out.threads, 0, 1024,
@@ -123,7 +122,7 @@ storage::DirectFile::Mode reads_of(const TrunkSettings& settings) {
 /// Everything the loop needs, in the order of dependence.
 struct Parts {
     model::Model model;
-    std::shared_ptr<const pack::Pack> pack;  // null: the weights are the checkpoint's
+    std::optional<pack::TrunkPacks> packs;  // none: the weights are the checkpoint's
     telemetry::Counters counters;
     std::unique_ptr<ExpertClient> experts;
     std::unique_ptr<WeightSource> weights;
@@ -140,16 +139,16 @@ Result<std::unique_ptr<WeightSource>> load_weights(
     const model::ModelConfig& config = parts.model.config;
     if (!streamed.has_value()) {
         ASSIGN_OR_RETURN(std::unique_ptr<WeightSource> weights,
-                         parts.pack != nullptr
-                             ? RamWeights::load(*parts.pack, config, range, progress)
+                         parts.packs.has_value()
+                             ? RamWeights::load(*parts.packs, config, range, progress)
                              : RamWeights::load(*parts.model.checkpoint, config, range, progress));
-        if (parts.pack != nullptr && !parts.pack->why_buffered().empty())
-            log::info("the pack was read through the page cache: " + parts.pack->why_buffered());
+        if (parts.packs.has_value() && !parts.packs->why_buffered().empty())
+            log::info("the pack was read through the page cache: " + parts.packs->why_buffered());
         return weights;
     }
     ASSIGN_OR_RETURN(std::unique_ptr<WeightFiles> files,
-                     parts.pack != nullptr
-                         ? PackFiles::open(*parts.pack, config, range)
+                     parts.packs.has_value()
+                         ? PackFiles::open(*parts.packs, config, range)
                          : CheckpointFiles::open(*parts.model.checkpoint, config, range, reads));
     ASSIGN_OR_RETURN(auto weights, StreamedWeights::load(std::move(files), config, range, *streamed,
                                                          parts.counters, progress));
@@ -261,9 +260,9 @@ Status open_weights(const TrunkSettings& settings, Parts& parts) {
         ASSIGN_OR_RETURN(parts.model, model::open_model(settings.model));
         return Status::ok();
     }
-    ASSIGN_OR_RETURN(parts.pack,
-                     pack::Pack::open(settings.pack, pack::Kind::trunk, reads_of(settings)));
-    ASSIGN_OR_RETURN(parts.model, pack::open_packed_model(settings.model, *parts.pack));
+    const std::vector<std::filesystem::path> files(settings.pack.begin(), settings.pack.end());
+    ASSIGN_OR_RETURN(parts.packs, pack::TrunkPacks::open(files, reads_of(settings)));
+    ASSIGN_OR_RETURN(parts.model, pack::open_packed_model(settings.model, parts.packs->part(0)));
     return Status::ok();
 }
 
@@ -275,10 +274,10 @@ Status build(const TrunkSettings& settings, transport::Server& server, Parts& pa
     const model::ModelConfig& config = parts.model.config;
     ASSIGN_OR_RETURN(const LayerRange range, parse_layers(settings.layers, config));
 
-    const bool is_packed = parts.pack != nullptr;
+    const bool is_packed = parts.packs.has_value();
     ASSIGN_OR_RETURN(const auto streamed,
                      plan_streaming(settings, config, range, is_packed, server));
-    if (is_packed) RETURN_IF_ERROR(pack::check_runs(*parts.pack, config, range));
+    if (is_packed) RETURN_IF_ERROR(pack::check_runs(*parts.packs, config, range));
     RETURN_IF_ERROR(check_memory(settings, config, range,
                                  streamed.has_value()
                                      ? streamed->plan.memory_bytes()

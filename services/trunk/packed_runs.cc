@@ -1,44 +1,38 @@
 #include "services/trunk/packed_runs.h"
 
-#include <algorithm>
 #include <string>
 #include <utility>
 
 #include "common/pack/holdings.h"
+#include "common/storage/read_pool.h"
 
 namespace k3::trunk {
 
-namespace {
-
-/// Read at a time: enough for the device's rate, little enough to stop within a moment.
-constexpr std::uint64_t kReadBytes = std::uint64_t{64} << 20U;
-
-}  // namespace
-
-Result<PackedRuns> PackedRuns::load(const pack::Pack& pack, const model::ModelConfig& config,
+Result<PackedRuns> PackedRuns::load(const pack::TrunkPacks& packs, const model::ModelConfig& config,
                                     LayerRange range, const LoadProgress& progress) {
-    RETURN_IF_ERROR(pack::check_runs(pack, config, range));
+    RETURN_IF_ERROR(pack::check_runs(packs, config, range));
     PackedRuns loaded;
     std::uint64_t total = 0;
-    std::uint64_t done = 0;
     for (pack::TrunkRun& run : pack::trunk_runs(config, range.first, range.count)) {
-        total += pack.find(run.key())->stored_bytes();
+        total += storage::block_ceiling(run.bytes());
         loaded.runs_.push_back({std::move(run), {}});
     }
+    storage::PoolRead read;
+    storage::ReadPool pool({storage::ReadShape{}, {}, packs.n_parts()});  // after what it fills
     for (Loaded& run : loaded.runs_) {
         const std::string what = pack::run_name(run.layout.key());
-        const pack::Entry& entry = *pack.find(run.layout.key());
-        ASSIGN_OR_RETURN(run.memory, MemoryBlock::create(entry.stored_bytes(), what.c_str()));
-        const std::uint64_t step = std::max<std::uint64_t>(1, kReadBytes / entry.piece_bytes);
-        for (std::uint64_t first = 0; first < entry.n_pieces(); first += step) {
-            if (progress && !progress(done, total, what))
-                return Error{ErrorCode::cancelled, "loading stopped before " + what, ""};
-            const pack::Pack::Pieces pieces{first, std::min(step, entry.n_pieces() - first)};
-            const std::uint64_t bytes = pack::Pack::bytes_of(entry, pieces);
-            RETURN_IF_ERROR(pack.read(entry, pieces,
-                                      run.memory.span().subspan(first * entry.piece_bytes, bytes)));
-            done += bytes;
+        const auto stops = [&] { return progress && !progress(pool.totals().bytes, total, what); };
+        const pack::RunSource source(packs, run.layout);
+        ASSIGN_OR_RETURN(run.memory, MemoryBlock::create(source.end(), what.c_str()));
+        Status status = Status::ok();
+        if (stops()) {
+            status = Error{ErrorCode::cancelled, "loading stopped before " + what, ""};
+        } else {
+            pool.start(read, source, 0, run.memory.span());
+            status = pool.wait(read, stops);
+            pool.cancel(read);
         }
+        RETURN_IF_ERROR(std::move(status));
     }
     return loaded;
 }

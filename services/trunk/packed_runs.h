@@ -9,7 +9,7 @@
 #include "common/base/memory_block.h"
 #include "common/base/result.h"
 #include "common/model/config.h"
-#include "common/pack/pack.h"
+#include "common/pack/trunk_packs.h"
 #include "common/pack/trunk_run.h"
 #include "services/trunk/layer_range.h"
 #include "services/trunk/weights.h"
@@ -19,7 +19,7 @@ namespace k3::trunk {
 class PackedRuns {
   public:
     /// Errors: those of pack::check_runs and Pack::read, cancelled.
-    static Result<PackedRuns> load(const pack::Pack& pack, const model::ModelConfig& config,
+    static Result<PackedRuns> load(const pack::TrunkPacks& packs, const model::ModelConfig& config,
                                    LayerRange range, const LoadProgress& progress);
 
     /// The tensor's bytes, as the checkpoint stores them; they stay where they are as long as this

@@ -89,12 +89,12 @@ Result<std::unique_ptr<RamWeights>> RamWeights::load(const storage::Checkpoint& 
     return weights;
 }
 
-Result<std::unique_ptr<RamWeights>> RamWeights::load(const pack::Pack& pack,
+Result<std::unique_ptr<RamWeights>> RamWeights::load(const pack::TrunkPacks& packs,
                                                      const model::ModelConfig& config,
                                                      LayerRange range,
                                                      const LoadProgress& progress) {
     std::unique_ptr<RamWeights> weights(new RamWeights);
-    ASSIGN_OR_RETURN(weights->runs_, PackedRuns::load(pack, config, range, progress));
+    ASSIGN_OR_RETURN(weights->runs_, PackedRuns::load(packs, config, range, progress));
     RunFinder finder(weights->runs_);
     RETURN_IF_ERROR(
         weights->bind(config, range, finder, [](const std::string&) { return Status::ok(); }));

@@ -1,6 +1,6 @@
 #pragma once
-// All weights of a stage's layers in memory, read once at start, by one thread: they lie on the
-// NUMA node of the cores that the process keeps to, if these are of one node (docs/operating.md).
+// All weights of a stage's layers in memory, read once at start, by threads of this process: they
+// lie on the NUMA node of the cores that it keeps to, if these are of one node (docs/operating.md).
 
 #include <cstddef>
 #include <cstdint>
@@ -30,8 +30,8 @@ class RamWeights final : public WeightSource {
     static Result<std::unique_ptr<RamWeights>> load(const storage::Checkpoint& checkpoint,
                                                     const model::ModelConfig& config,
                                                     LayerRange range, const LoadProgress& progress);
-    /// The same from a pack of this model. Errors: those of PackedRuns::load.
-    static Result<std::unique_ptr<RamWeights>> load(const pack::Pack& pack,
+    /// The same from packs of this model. Errors: those of PackedRuns::load.
+    static Result<std::unique_ptr<RamWeights>> load(const pack::TrunkPacks& packs,
                                                     const model::ModelConfig& config,
                                                     LayerRange range, const LoadProgress& progress);
 

@@ -95,9 +95,9 @@ Result<std::unique_ptr<StreamedWeights>> StreamedWeights::load(std::unique_ptr<W
     }
     RETURN_IF_ERROR(self.take_memory());
     self.pool_ = std::make_unique<storage::ReadPool>(
-        storage::ReadPool::Options{shape, self.options_.before_request});
+        storage::ReadPool::Options{shape, self.options_.before_request, self.files_->n_lanes()});
     self.request_bytes_ = shape.request_bytes;
-    self.n_threads_ = shape.n_threads;
+    self.n_threads_ = std::uint64_t{shape.n_threads} * self.files_->n_lanes();
     self.token_bytes_ = self.plan().token_bytes(config);
 
     StreamBinder binder(*self.files_, self.plan());

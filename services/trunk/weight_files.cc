@@ -42,13 +42,13 @@ std::string CheckpointFiles::why_buffered() const {
     return {};
 }
 
-Result<std::unique_ptr<WeightFiles>> PackFiles::open(const pack::Pack& pack,
+Result<std::unique_ptr<WeightFiles>> PackFiles::open(const pack::TrunkPacks& packs,
                                                      const model::ModelConfig& config,
                                                      LayerRange range) {
-    RETURN_IF_ERROR(pack::check_runs(pack, config, range));
-    std::unique_ptr<PackFiles> files(new PackFiles(pack));
+    RETURN_IF_ERROR(pack::check_runs(packs, config, range));
+    std::unique_ptr<PackFiles> files(new PackFiles(packs));
     for (pack::TrunkRun& run : pack::trunk_runs(config, range.first, range.count)) {
-        const pack::EntrySource source(pack, *pack.find(run.key()));
+        const pack::RunSource source(packs, run);
         files->runs_.push_back({std::move(run), source});
     }
     return std::unique_ptr<WeightFiles>(std::move(files));
@@ -61,11 +61,10 @@ Result<storage::ReadRange> PackFiles::find(const storage::TensorSpec& spec) {
     return no_run_holds(spec);
 }
 
-Result<storage::ReadProbe> PackFiles::probe() const { return storage::probe_reads(pack_.file()); }
-
-std::string PackFiles::why_buffered() const {
-    const std::string& why = pack_.why_buffered();
-    return why.empty() ? why : fmt::format("{}: {}", pack_.path().string(), why);
+Result<storage::ReadProbe> PackFiles::probe() const {
+    return storage::probe_reads(packs_.part(0).file());
 }
+
+std::string PackFiles::why_buffered() const { return packs_.why_buffered(); }
 
 }  // namespace k3::trunk

@@ -10,7 +10,7 @@
 #include "common/base/result.h"
 #include "common/model/config.h"
 #include "common/model/tensor_names.h"
-#include "common/pack/entry_source.h"
+#include "common/pack/trunk_packs.h"
 #include "common/pack/trunk_run.h"
 #include "common/storage/checkpoint.h"
 #include "common/storage/direct_file.h"
@@ -27,7 +27,10 @@ class WeightFiles {
     /// Valid as long as this.
     /// Errors: not_found, incompatible (another type or shape), io.
     virtual Result<storage::ReadRange> find(const storage::TensorSpec& spec) = 0;
-    /// Which requests the device likes best. Errors: those of storage::probe_reads.
+    /// Of every source: at most so many lanes.
+    virtual std::uint32_t n_lanes() const noexcept { return 1; }
+    /// Which requests the device likes best, the first of several. Errors: those of
+    /// storage::probe_reads.
     virtual Result<storage::ReadProbe> probe() const = 0;
     /// Why reads are buffered, of the first such file; empty if all are direct.
     virtual std::string why_buffered() const = 0;
@@ -56,26 +59,27 @@ class CheckpointFiles final : public WeightFiles {
     const storage::DirectFile* first_ = nullptr;           // that was opened
 };
 
-/// The runs of a trunk pack. Every read compares checksums.
+/// The runs of trunk packs. Every read compares checksums.
 class PackFiles final : public WeightFiles {
   public:
-    /// Borrows the pack. Errors: those of pack::check_runs.
-    static Result<std::unique_ptr<WeightFiles>> open(const pack::Pack& pack,
+    /// Borrows the packs. Errors: those of pack::check_runs.
+    static Result<std::unique_ptr<WeightFiles>> open(const pack::TrunkPacks& packs,
                                                      const model::ModelConfig& config,
                                                      LayerRange range);
 
     Result<storage::ReadRange> find(const storage::TensorSpec& spec) override;
+    std::uint32_t n_lanes() const noexcept override { return packs_.n_parts(); }
     Result<storage::ReadProbe> probe() const override;
     std::string why_buffered() const override;
 
   private:
     struct Run {
         pack::TrunkRun layout;
-        pack::EntrySource source;
+        pack::RunSource source;
     };
-    explicit PackFiles(const pack::Pack& pack) : pack_(pack) {}
+    explicit PackFiles(const pack::TrunkPacks& packs) : packs_(packs) {}
 
-    const pack::Pack& pack_;
+    const pack::TrunkPacks& packs_;
     std::vector<Run> runs_;  // of the range; not changed after open()
 };
 

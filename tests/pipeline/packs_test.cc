@@ -73,6 +73,18 @@ TEST_CASE("packed weights do not change a bit") {
                  quoted(packs.trunk("0-5")) +
                  "[[trunk]]\nlayers = '6-12'\nweights_bytes = '500KB'\n";
     }
+    const auto parts = [&] {
+        return "pack = ['" + packs.trunk_part("0/2").string() + "', '" +
+               packs.trunk_part("1/2").string() + "']\n";
+    };
+    SUBCASE("a trunk that streams from a pack in two parts, with half of it kept") {
+        stages = "[trunk]\nweights_bytes = '900KB'\n" + parts();
+    }
+    SUBCASE("two stages that read the same two parts, one into memory, one streaming") {
+        stages = "[[trunk]]\nlayers = '0-6'\n" + parts() +
+                 "[[trunk]]\nlayers = '7-12'\nweights_bytes = '500KB'\ndirect_reads = 'off'\n" +
+                 parts();
+    }
     Pipeline pipeline(world, "packed", golden_dir() / "tiny-k3", stages);
     const std::vector<Answer> answers = answers_of(pipeline);
     REQUIRE(answers.size() == reference().size());

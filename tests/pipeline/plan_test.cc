@@ -317,6 +317,26 @@ TEST_CASE("init, plan and doctor need no shards where packs hold everything") {
     CHECK(answer.out == answer_of({"run", "-c", plain}).out);
 }
 
+TEST_CASE("init and plan take the parts of a striped pack") {
+    World world;
+    Packs packs(world);
+    const std::string first = packs.trunk_part("0/2").string();
+    const std::string second = packs.trunk_part("1/2").string();
+    const std::string tiny = (golden_dir() / "tiny-k3").string();
+    const std::string file = (world.path() / "parts.toml").string();
+    const Ended made = world.k3pipe({"init", tiny, "--trunk-pack", second, "--trunk-pack", first,
+                                     "--preset", "8g", "-o", file});
+    REQUIRE_MESSAGE(made.code == 0, made.err);
+    CHECK(has(read_file(file), "pack = [\"" + second + "\", \"" + first + "\"]"));
+    const Ended plan = world.k3pipe({"plan", "-c", file});
+    REQUIRE_MESSAGE(plan.code == 0, plan.err);
+    CHECK(has(plan.out, "part 0/2 of layers 0-12"));
+    CHECK(has(plan.out, "part 1/2 of layers 0-12"));
+    const Ended half = world.k3pipe({"init", tiny, "--trunk-pack", second});
+    CHECK(half.code == 3);
+    CHECK(has(half.sentence(), "part 0/2 is missing"));
+}
+
 TEST_CASE("what a box with packs only lacks is named by init, plan and doctor") {
     World world;
     Packs packs(world);

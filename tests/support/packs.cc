@@ -12,6 +12,8 @@ namespace fs = std::filesystem;
 
 fs::path Packs::trunk(const std::string& layers) { return make("trunk", "--layers", layers); }
 
+fs::path Packs::trunk_part(const std::string& part) { return make("trunk", "--part", part); }
+
 fs::path Packs::experts(const std::string& share) { return make("experts", "--share", share); }
 
 fs::path Packs::config_only() {

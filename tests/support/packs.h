@@ -14,6 +14,8 @@ class Packs {
 
     /// The pack of these layers, e.g. "0-4" or "all". / of this share. Made at the first call.
     std::filesystem::path trunk(const std::string& layers);
+    /// The whole trunk, striped: "0/2" and so on.
+    std::filesystem::path trunk_part(const std::string& part);
     std::filesystem::path experts(const std::string& share);
     /// A directory with nothing but the model's config.json.
     std::filesystem::path config_only();

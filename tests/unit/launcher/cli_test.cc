@@ -174,6 +174,15 @@ TEST_CASE("pack takes a kind, two paths and the flags of its kind") {
     CHECK(trunk.file == "/f");
     CHECK(trunk.layers == "0-3");
     CHECK(pack_of({"trunk", "/m", "/f"}).layers == "all");
+    CHECK(pack_of({"trunk", "/m", "/f"}).part == pack::Part{0, 1});
+    CHECK(pack_of({"trunk", "/m", "/f", "--part", "1/2"}).part == pack::Part{1, 2});
+    for (const char* part : {"2/2", "0/0", "0/9", "1", "1/", "/2", "1/2x"}) {
+        CAPTURE(part);
+        CHECK(refusal({"pack", "trunk", "/m", "/f", "--part", part}).find("is not I/N") !=
+              std::string::npos);
+    }
+    CHECK(refusal({"pack", "experts", "/m", "/f", "--share", "0/2", "--part", "0/2"})
+              .find("--part is for pack trunk") != std::string::npos);
     const PackCommand experts = pack_of({"experts", "/m", "/f", "--share", "1/3"});
     CHECK(experts.kind == pack::Kind::experts);
     CHECK(experts.share == "1/3");

@@ -68,6 +68,13 @@ TEST_CASE("files of expert servers are relative to the pipeline file, and of one
     CHECK(test::contains(sentence, "/some/where/cache"));
 }
 
+TEST_CASE("each part of a pack is relative to the pipeline file") {
+    auto spec = parse("[pipeline]\nmodel='m'\n[trunk]\npack = ['a', '/disk2/b', '../c']\n");
+    REQUIRE(spec.has_value());
+    CHECK(spec->of_kind(msg::ServiceKind::trunk).front()->find("pack")->values ==
+          std::vector<std::string>{"/some/where/a", "/disk2/b", "/some/c"});
+}
+
 TEST_CASE("the directory of saved sessions is relative to the file, and may be none") {
     auto spec = parse(
         "[pipeline]\nmodel='m'\n[[trunk]]\nsession_dir = 'saved'\n[[trunk]]\nsession_dir = "

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstring>
 #include <filesystem>
@@ -11,6 +12,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "common/base/memory_block.h"
@@ -52,6 +54,25 @@ struct File {
         return std::memcmp(blocks(first, n).data(), text.data() + first * kBlockBytes,
                            n * kBlockBytes) == 0;
     }
+};
+
+/// The file as if stripes of two blocks lay on three devices.
+class ThreeLanes final : public storage::ReadSource {
+  public:
+    explicit ThreeLanes(const DirectFile& file) : file_(file) {}
+    storage::Lanes lanes() const noexcept override { return {3, 2 * kBlockBytes}; }
+    std::uint64_t unit_bytes() const noexcept override { return kBlockBytes; }
+    std::uint64_t end() const noexcept override { return file_.bytes(); }
+    Status read(std::uint64_t offset, std::span<std::byte> dst) const override {
+        const std::uint64_t last = offset + dst.size() - 1;
+        if (lane_of(offset) == lane_of(last) && dst.size() <= 2 * kBlockBytes)
+            return file_.read(offset, dst);
+        return Error{ErrorCode::internal, "a request of two stripes", ""};
+    }
+    static std::uint64_t lane_of(std::uint64_t offset) { return offset / (2 * kBlockBytes) % 3; }
+
+  private:
+    const DirectFile& file_;
 };
 
 /// Holds requests back until it is opened.
@@ -114,6 +135,88 @@ TEST_CASE("reads begin in the order in which they were started, urgent ones befo
     const bool overtook_all = begun == std::vector<std::uint64_t>{20, 0, 1, 5, 9};
     const bool overtook_rest = begun == std::vector<std::uint64_t>{0, 20, 1, 5, 9};
     CHECK((overtook_all || overtook_rest));
+}
+
+TEST_CASE("a striped source is read whole, whatever begins and ends in the middle of a stripe") {
+    File f;
+    const ThreeLanes source(*f.file);
+    for (const std::size_t request_blocks : {1U, 2U, 5U}) {
+        ReadPool pool({{request_blocks * kBlockBytes, 2}, {}, 3});
+        for (const auto& [first, n] : {std::pair<std::size_t, std::size_t>{0, kFileBlocks},
+                                       {1, 1},
+                                       {1, 2},
+                                       {3, 20},
+                                       {2, 2},
+                                       {5, 3},
+                                       {kFileBlocks - 1, 1}}) {
+            CAPTURE(first);
+            CAPTURE(n);
+            std::memset(f.memory.span().data(), 0, f.memory.span().size());
+            PoolRead read;
+            pool.start(read, source, first * kBlockBytes, f.blocks(first, n));
+            const Status status = pool.wait(read);
+            REQUIRE_MESSAGE(status.has_value(), status.error().sentence());
+            CHECK(f.has_read(first, n));
+        }
+        const ReadPool::Totals totals = pool.totals();
+        CHECK(totals.lane_bytes[0] + totals.lane_bytes[1] + totals.lane_bytes[2] == totals.bytes);
+        CHECK(totals.lane_bytes[2] > kFileBlocks / 4 * kBlockBytes);
+    }
+}
+
+TEST_CASE("a device that is slow keeps the others of a striped source busy with reads ahead") {
+    File f;
+    const ThreeLanes source(*f.file);
+    Gate gate;
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::size_t n_others = 0;
+    ReadPool pool({{2 * kBlockBytes, 1},
+                   [&](const storage::ReadSource&, std::uint64_t offset, std::size_t) {
+                       if (ThreeLanes::lane_of(offset) == 1) {
+                           gate.pass();
+                       } else {
+                           const std::lock_guard lock(mutex);
+                           ++n_others;
+                           changed.notify_all();
+                       }
+                       return Status::ok();
+                   },
+                   3});
+    std::array<PoolRead, 2> reads;
+    pool.start(reads[0], source, 0, f.blocks(0, 30));  // 15 stripes, 5 in each lane
+    pool.start(reads[1], source, 30 * kBlockBytes, f.blocks(30, 30));
+    {
+        // All stripes of the other two lanes, of the second read too, while the first one waits.
+        std::unique_lock lock(mutex);
+        CHECK(changed.wait_for(lock, std::chrono::seconds(30), [&] { return n_others == 20; }));
+    }
+    gate.open();
+    for (PoolRead& read : reads) CHECK(pool.wait(read).has_value());
+    CHECK(f.has_read(0, 60));
+}
+
+TEST_CASE("an error in one lane ends the read, and one that was given up leaves nothing behind") {
+    File f;
+    const ThreeLanes source(*f.file);
+    ReadPool pool({{2 * kBlockBytes, 1},
+                   [&](const storage::ReadSource&, std::uint64_t offset, std::size_t) -> Status {
+                       if (offset != 14 * kBlockBytes) return Status::ok();
+                       return Error{ErrorCode::io, "lane 1 is on fire", ""};
+                   },
+                   3});
+    PoolRead read;
+    for (int i = 0; i < 3; ++i) {
+        pool.start(read, source, 0, f.blocks(0, kFileBlocks));
+        const Status failed = pool.wait(read);
+        REQUIRE(!failed.has_value());
+        CHECK(failed.error().message == "lane 1 is on fire");
+        pool.start(read, source, 0, f.blocks(0, kFileBlocks));
+        pool.cancel(read);
+        pool.start(read, source, 0, f.blocks(0, 12));
+        CHECK(pool.wait(read).has_value());
+        CHECK(f.has_read(0, 12));
+    }
 }
 
 TEST_CASE("an error ends its own read, and the read can be started again") {

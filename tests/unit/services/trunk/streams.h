@@ -6,10 +6,11 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "common/pack/pack.h"
+#include "common/pack/trunk_packs.h"
 #include "common/pack/trunk_run.h"
 #include "services/trunk/streamed_weights.h"
 #include "tests/unit/services/trunk/harness.h"
@@ -24,7 +25,7 @@ struct Stream {
     storage::ReadShape shape{8192, 2};
     std::function<bool()> stopping = [] { return false; };
     std::function<Status(const storage::ReadSource&, std::uint64_t, std::size_t)> before_request;
-    std::shared_ptr<const pack::Pack> pack = {};  // null: from the checkpoint
+    std::optional<pack::TrunkPacks> packs = {};  // none: from the checkpoint
     telemetry::Counters counters = {};
 
     std::uint64_t counter(const std::string& name) {
@@ -51,7 +52,7 @@ inline model::WeightPlan plan_of(const model::ModelConfig& config, trunk::LayerR
 inline Result<std::unique_ptr<trunk::WeightFiles>> open_files(const model::Model& model,
                                                               trunk::LayerRange range,
                                                               const Stream& stream) {
-    if (stream.pack != nullptr) return trunk::PackFiles::open(*stream.pack, model.config, range);
+    if (stream.packs.has_value()) return trunk::PackFiles::open(*stream.packs, model.config, range);
     return trunk::CheckpointFiles::open(*model.checkpoint, model.config, range, stream.mode);
 }
 
