@@ -12,6 +12,7 @@
 #include "tests/support/golden.h"
 #include "tests/support/packs.h"
 #include "tests/support/pipeline.h"
+#include "tests/support/write_over.h"
 
 using namespace k3;
 using namespace k3::test;
@@ -68,7 +69,7 @@ TEST_CASE(
     // Of every block: whichever of them are streamed.
     for (std::uint64_t at = layer.offset; at < layer.offset + layer.bytes; at += 4096)
         flipped[at] = static_cast<char>(flipped[at] ^ 0x04);
-    write_file(file, flipped);
+    write_over(file, flipped);
     const Answer bad = pipeline.ask(request);
     REQUIRE(bad.error.has_value());
     CHECK(bad.error->code == ErrorCode::corrupt);
@@ -76,7 +77,7 @@ TEST_CASE(
     CHECK(has(bad.error->message, "language_model.model.layers.7."));
     CHECK(bad.ids.empty());
 
-    write_file(file, whole);
+    write_over(file, whole);
     const Answer after = pipeline.ask(request);
     REQUIRE_MESSAGE(!after.error.has_value(), after.error->sentence());
     CHECK(after.ids == before.ids);

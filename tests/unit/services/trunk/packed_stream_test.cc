@@ -13,6 +13,7 @@
 #include "tests/support/checkpoint_copy.h"
 #include "tests/support/golden.h"
 #include "tests/support/text.h"
+#include "tests/support/write_over.h"
 #include "tests/unit/services/trunk/streams.h"
 
 namespace k3::test {
@@ -48,7 +49,7 @@ struct PackFile {
 void flip_bit(const std::filesystem::path& file, std::uint64_t offset) {
     std::string bytes = read_file(file);
     bytes[offset] = static_cast<char>(bytes[offset] ^ 0x20);
-    write_file(file, bytes);
+    write_over(file, bytes);
 }
 
 }  // namespace
@@ -154,7 +155,7 @@ TEST_CASE(
         CHECK(error.code == ErrorCode::corrupt);
         CHECK(contains(error.message, file.path().string() + ": " + name + ": the checksum of"));
         CHECK(contains(error.message, is_embedding ? "embedding of token 5" : largest->spec.name));
-        write_file(file.path(), good);
+        write_over(file.path(), good);
         trunk.open(++session);
         CHECK(trunk.feed(session, {5, 6, 7}, 2) == expected);
     }
@@ -266,7 +267,7 @@ TEST_CASE("a flipped bit in one of several parts names that file, and nothing of
         std::string bad = good;
         for (std::uint64_t at = layer.offset; at < layer.offset + layer.bytes; at += 4096)
             bad[at] = static_cast<char>(bad[at] ^ 1);
-        write_file(file.paths[part], bad);
+        write_over(file.paths[part], bad);
         Error error{ErrorCode::internal, "no step failed", ""};
         for (int i = 0; i < 2; ++i) {
             trunk.open(++session);
@@ -275,7 +276,7 @@ TEST_CASE("a flipped bit in one of several parts names that file, and nothing of
         }
         CHECK(error.code == ErrorCode::corrupt);
         CHECK(contains(error.message, file.paths[part].string() + ": layer 6: the checksum of"));
-        write_file(file.paths[part], good);
+        write_over(file.paths[part], good);
     }
     const auto refused = [&] {
         return trunk::RamWeights::load(*stream.packs, config, {0, config.n_layers}, nullptr);
