@@ -81,7 +81,7 @@ Result<std::string> identity_of(const DigestJob& job) {
                         facts.st_ino, facts.st_size, facts.st_mtim.tv_sec, facts.st_mtim.tv_nsec);
     }
     for (const FilePart& part : job.parts)
-        text += fmt::format("{} {} {}\n", part.file, part.offset, part.bytes);
+        text += fmt::format("{} {} {} {}\n", part.file, part.offset, part.bytes, part.piece_bytes);
     return xxh3_hex(pack::format::hash(std::as_bytes(std::span(text))));
 }
 
@@ -219,7 +219,15 @@ class Runner {
         RETURN_IF_ERROR(reserve(memory, bytes));
         RETURN_IF_ERROR(files_[part.file].read(part.offset, memory.span().first(bytes)));
         done_ += part.bytes;
-        return xxh3_hex(pack::format::hash(memory.span().first(part.bytes)));
+        std::span<const std::byte> left = memory.span().first(part.bytes);
+        if (part.piece_bytes == 0) return xxh3_hex(pack::format::hash(left));
+        std::vector<std::uint64_t> pieces;
+        while (!left.empty()) {
+            const std::size_t n = std::min<std::uint64_t>(part.piece_bytes, left.size());
+            pieces.push_back(pack::format::hash(left.first(n)));
+            left = left.subspan(n);
+        }
+        return xxh3_hex(pack::format::hash(std::as_bytes(std::span(pieces))));
     }
 
     Result<std::string> sha256(const FilePart& part, MemoryBlock& memory) {

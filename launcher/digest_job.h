@@ -24,6 +24,8 @@ struct FilePart {
     std::size_t file = 0;  // index into the job's files
     std::uint64_t offset = 0;
     std::uint64_t bytes = 0;
+    std::uint64_t piece_bytes =
+        0;  // not 0: the XXH3 of the XXH3 of each piece (a pack's checksums)
 };
 
 enum class DigestKind { xxh3, sha256 };

@@ -17,6 +17,9 @@ namespace k3::launcher {
 
 namespace {
 
+/// Read at a time, of the pieces of a pack.
+constexpr std::uint64_t kPackReadBytes = std::uint64_t{4} << 20U;
+
 namespace fs = std::filesystem;
 
 /// Files of a checkpoint besides its shards, where they are there.
@@ -58,6 +61,21 @@ DigestJob job_for(const fs::path& path, DigestKind kind, const VerifyOptions& op
     return job;
 }
 
+/// Parts of as many pieces of an entry as are read at a time, and what is to come out.
+void add_pieces(const pack::Pack& pack, const pack::Entry& entry, std::vector<FilePart>& parts,
+                std::vector<std::uint64_t>& expected) {
+    const std::uint64_t most = std::max<std::uint64_t>(1, kPackReadBytes / entry.piece_bytes);
+    for (std::uint64_t first = 0; first < entry.n_pieces(); first += most) {
+        const std::uint64_t n = std::min(most, entry.n_pieces() - first);
+        parts.push_back({0, entry.offset + first * entry.piece_bytes,
+                         pack::Pack::bytes_of(entry, {first, n}), entry.piece_bytes});
+        std::vector<std::uint64_t> checksums;
+        for (std::uint64_t piece = first; piece < first + n; ++piece)
+            checksums.push_back(pack.checksum(entry, piece));
+        expected.push_back(pack::format::hash(std::as_bytes(std::span(checksums))));
+    }
+}
+
 /// Sizes, index, headers, and that nothing is missing.
 Result<model::Model> check_structure(const fs::path& directory) {
     ASSIGN_OR_RETURN(model::Model model, model::open_model(directory));
@@ -91,24 +109,22 @@ Result<Verified> verify_pack(const fs::path& file, const VerifyOptions& options)
     DigestJob job = job_for(file, DigestKind::xxh3, options);
     job.files = {file};
     std::vector<std::uint64_t> expected;
-    std::vector<std::string> names;
-    for (const pack::Entry& entry : pack->entries())
-        for (std::uint64_t piece = 0; piece < entry.n_pieces(); ++piece) {
-            job.parts.push_back({0, entry.offset + piece * entry.piece_bytes,
-                                 pack::Pack::bytes_of(entry, {piece, 1})});
-            expected.push_back(pack->checksum(entry, piece));
-            names.push_back(piece == 0 ? pack->name_of(entry.key) : std::string());
-        }
+    std::vector<std::size_t> first_parts;  // of each entry
+    for (const pack::Entry& entry : pack->entries()) {
+        first_parts.push_back(job.parts.size());
+        add_pieces(*pack, entry, job.parts, expected);
+    }
     ASSIGN_OR_RETURN(const Digests digests, run_digests(job, options.progress));
     Damage damage;
-    std::string entry;
     for (std::size_t i = 0; i < expected.size(); ++i) {
-        if (!names[i].empty()) entry = names[i];
         const PartDigest& part = digests.parts[i];
-        if (part.error)
+        if (part.error) {
             damage.add(part.error->message);
-        else if (part.hex != xxh3_hex(expected[i]))
-            damage.add(place_of(entry + ",", job.parts[i]));
+        } else if (part.hex != xxh3_hex(expected[i])) {
+            const auto next = std::ranges::upper_bound(first_parts, i);
+            const auto entry = static_cast<std::size_t>(next - first_parts.begin()) - 1;
+            damage.add(place_of(pack->name_of(pack->entries()[entry].key) + ",", job.parts[i]));
+        }
     }
     RETURN_IF_ERROR(damage.result(
         file, "make the pack again with k3pipe pack, or copy it again from where it is right"));

@@ -3,8 +3,8 @@
 //
 // Two services that share a box wake each other twice a layer. A core that has gone to sleep takes
 // its time to come back: some 30 us from a deep state of the hardware, and longer on a virtual
-// machine, where the host has to schedule it again. Linux keeps all cores out of such states while a
-// process holds /dev/cpu_dma_latency open with the latency it can stand written to it ("PM QoS",
+// machine, where the host has to schedule it again. Linux keeps all cores out of such states while
+// a process holds /dev/cpu_dma_latency open with the latency it can stand written to it ("PM QoS",
 // kernel admin guide); the request ends with the process. Opening it is up to root, or to whom the
 // permissions of the device say. Who may not is no worse off than before.
 //

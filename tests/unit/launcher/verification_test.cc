@@ -189,12 +189,16 @@ TEST_CASE("every piece of a pack is verified, and damage is named by entry") {
     const auto pack = pack::Pack::open(file).value();
     for (const pack::EntryKey key : {pack::EntryKey{4, 0}, pack::EntryKey{0, 1}})
         bytes[pack->find(key)->offset + 100] ^= 1;
+    const pack::Entry& layer = *pack->find({5, 0});
+    CHECK(layer.n_pieces() > 3);
+    bytes[layer.offset + layer.stored_bytes() - 1] ^= 1;  // in its last piece
     write_file(file, bytes);
     auto refused = verify_pack(file, options);
     REQUIRE_FALSE(refused.has_value());
     CHECK(refused.error().code == ErrorCode::corrupt);
-    CHECK(contains(refused.error().message, "is damaged in 2 places: the embedding, bytes "));
+    CHECK(contains(refused.error().message, "is damaged in 3 places: the embedding, bytes "));
     CHECK(contains(refused.error().message, "; layer 4, bytes "));
+    CHECK(contains(refused.error().message, "; layer 5, bytes "));
 }
 
 TEST_CASE("what a journal of the same files holds is not read again, and a torn line is") {
