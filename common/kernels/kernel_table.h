@@ -91,6 +91,17 @@ struct KernelTable {
                        std::size_t n_positions, std::size_t latent_dim, std::size_t rope_dim,
                        float scale, float* scores, float* out) noexcept;
 
+    /// The same over a cache of bf16 values: the bits of mla_attend() over the widened ones.
+    void (*mla_attend_bf16)(const float* q_latent, const float* q_rope, const std::uint16_t* latent,
+                            std::size_t latent_stride, const std::uint16_t* rope,
+                            std::size_t rope_stride, std::size_t n_positions,
+                            std::size_t latent_dim, std::size_t rope_dim, float scale,
+                            float* scores, float* out) noexcept;
+
+    /// y = x rounded to bf16, to nearest even: what is beyond its largest becomes an infinity, NaN
+    /// stays NaN.
+    void (*round_to_bf16)(const float* x, std::size_t n, std::uint16_t* y) noexcept;
+
     /// Attention-residual mix of n_sources vectors (n <= 32). query = norm weight * projection,
     /// folded at load. out may not alias a source. `weights` receives the n softmax weights.
     /// Section 3.3, plain form.

@@ -61,6 +61,8 @@ const std::map<std::string, std::uint64_t>& expected_digests() {
         {"kda_step", 0x4D39D73A1CFB5AACU},
         {"mla_attend", 0xF826A509304C6396U},
         {"attn_res_mix", 0x06174B0D22A173CCU},
+        {"round_to_bf16", 0xBE44265639847C0FU},
+        {"mla_attend_bf16", 0x867E57C4686A5396U},
     };
     return digests;
 }

@@ -16,7 +16,7 @@ namespace {
 using kernels::KernelTable;
 using kernels::KernelTables;
 
-static_assert(sizeof(KernelTable) == 17 * sizeof(void*),
+static_assert(sizeof(KernelTable) == 19 * sizeof(void*),
               "a new entry of KernelTable needs an entry in operations.cc");
 
 /// Work from which threads come in (common/kernels/parallel.cc), and the most that is repeated for

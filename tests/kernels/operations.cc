@@ -1,6 +1,7 @@
 #include "tests/kernels/operations.h"
 
 #include <memory>
+#include <type_traits>
 #include <utility>
 
 #include "common/kernels/parallel.h"
@@ -196,6 +197,28 @@ Call make_fixed_to_float(const Shape& shape, Values values) {
                             });
 }
 
+Call make_round_to_bf16(const Shape& shape, Values values) {
+    struct State {
+        Buffer<float> x;
+        Buffer<std::uint16_t> y;
+    };
+    Random random(shape.a);
+    auto state = std::make_shared<State>(State{random_floats(shape.a, shape.skew, values, random),
+                                               Buffer<std::uint16_t>(shape.a, shape.skew)});
+    Call call;
+    call.bytes = 6 * static_cast<double>(shape.a);
+    call.run = [state](const KernelTable& table) {
+        table.round_to_bf16(state->x.data(), state->x.size(), state->y.data());
+    };
+    call.reset = [state] { std::fill(state->y.all().begin(), state->y.all().end(), 0xABCD); };
+    call.result = [state] {
+        return std::vector<std::uint32_t>(state->y.all().begin(), state->y.all().end());
+    };
+    call.guards_intact = [state] { return state->y.guards_intact(); };
+    call.reset();
+    return call;
+}
+
 /// a = channels, b = kernel.
 Call make_short_conv(const Shape& shape, Values values) {
     struct State {
@@ -277,35 +300,57 @@ Call make_kda_step(const Shape& shape, Values values) {
     return call;
 }
 
+/// Values of a latent cache; of bf16 the upper halves of floats.
+template <typename Value>
+Buffer<Value> random_cache(std::size_t n, std::size_t skew, Values values, Random& random) {
+    Buffer<Value> cache(n, skew);
+    for (Value& value : cache.all()) {
+        const float drawn = random.value(values);
+        if constexpr (std::is_same_v<Value, float>)
+            value = drawn;
+        else
+            value = static_cast<Value>(std::bit_cast<std::uint32_t>(drawn) >> 16U);
+    }
+    return cache;
+}
+
 /// a = positions, b = latent width (the shared key has an eighth of it), c = heads.
+template <typename Value>
 Call make_mla_attend(const Shape& shape, Values values) {
     struct State {
-        Buffer<float> latent, rope, q_latent, q_rope, scores, y;
+        Buffer<Value> latent, rope;
+        Buffer<float> q_latent, q_rope, scores, y;
         std::size_t positions, latent_dim, rope_dim, heads;
     };
     Random random(shape.a * 31 + shape.b);
     const auto [positions, latent_dim, heads, skew] = shape;
     const std::size_t rope_dim = (latent_dim + 7) / 8;
     auto state = std::make_shared<State>(
-        State{random_floats(positions * (latent_dim + kStrideGap), skew, values, random),
-              random_floats(positions * (rope_dim + kStrideGap), skew, values, random),
+        State{random_cache<Value>(positions * (latent_dim + kStrideGap), skew, values, random),
+              random_cache<Value>(positions * (rope_dim + kStrideGap), skew, values, random),
               random_floats(heads * latent_dim, skew, values, random),
               random_floats(heads * rope_dim, skew, values, random),
               Buffer<float>(heads * positions, skew), Buffer<float>(heads * latent_dim, skew),
               positions, latent_dim, rope_dim, heads});
     const double width = static_cast<double>(latent_dim + rope_dim);
     const double work = static_cast<double>(heads * positions);
-    return pure_call<State>(
-        state, static_cast<double>(positions) * width * 4,
-        work * 2 * (width + static_cast<double>(latent_dim)),
-        [](State& s, const KernelTable& table) {
-            kernels::parallel_for(s.heads, [&](std::size_t h) {
-                table.mla_attend(&s.q_latent[h * s.latent_dim], &s.q_rope[h * s.rope_dim],
-                                 s.latent.data(), s.latent_dim + kStrideGap, s.rope.data(),
-                                 s.rope_dim + kStrideGap, s.positions, s.latent_dim, s.rope_dim,
-                                 0.07F, &s.scores[h * s.positions], &s.y[h * s.latent_dim]);
-            });
-        });
+    return pure_call<State>(state, static_cast<double>(positions) * width * sizeof(Value),
+                            work * 2 * (width + static_cast<double>(latent_dim)),
+                            [](State& s, const KernelTable& table) {
+                                kernels::parallel_for(s.heads, [&](std::size_t h) {
+                                    const auto attend = [&] {
+                                        if constexpr (std::is_same_v<Value, float>)
+                                            return table.mla_attend;
+                                        else
+                                            return table.mla_attend_bf16;
+                                    }();
+                                    attend(&s.q_latent[h * s.latent_dim], &s.q_rope[h * s.rope_dim],
+                                           s.latent.data(), s.latent_dim + kStrideGap,
+                                           s.rope.data(), s.rope_dim + kStrideGap, s.positions,
+                                           s.latent_dim, s.rope_dim, 0.07F,
+                                           &s.scores[h * s.positions], &s.y[h * s.latent_dim]);
+                                });
+                            });
 }
 
 /// a = sources, b = n.
@@ -476,6 +521,7 @@ void add_vector_operations(std::vector<Operation>& list) {
     add("add", 7168, make_add);
     add("accumulate_fixed", 3584, make_accumulate);
     add("fixed_to_float", 3584, make_fixed_to_float);
+    add("round_to_bf16", 512, make_round_to_bf16);
 }
 
 void add_attention_operations(std::vector<Operation>& list) {
@@ -486,12 +532,13 @@ void add_attention_operations(std::vector<Operation>& list) {
                     make_kda_step,
                     square_test_shapes({{128, 128, 3}}),
                     {{128, 128, 96}}});
-    list.push_back(
-        {"mla_attend",
-         "positions x latent, heads",
-         make_mla_attend,
-         square_test_shapes({{1, 512, 2}, {63, 512, 2}, {64, 512}, {65, 512}, {300, 512}}),
-         {{1024, 512, 8}, {8192, 512, 2}}});
+    for (const bool is_bf16 : {false, true})
+        list.push_back(
+            {is_bf16 ? "mla_attend_bf16" : "mla_attend",
+             "positions x latent, heads",
+             is_bf16 ? make_mla_attend<std::uint16_t> : make_mla_attend<float>,
+             square_test_shapes({{1, 512, 2}, {63, 512, 2}, {64, 512}, {65, 512}, {300, 512}}),
+             {{1024, 512, 8}, {8192, 512, 2}}});
     list.push_back(
         {"attn_res_mix", "sources x n", make_attn_res, attn_res_test_shapes(), {{9, 7168}}});
 }
