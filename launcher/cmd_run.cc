@@ -331,6 +331,9 @@ int generate(const RunCommand& command, Prepared prepared, const Gateway& gatewa
                                          Deadline::after_ms(kGatewayMs), give_up);
     if (!client.has_value()) return report_start(command, client.error());
     say_how_tokens_are_chosen(command, &prepared.submit, events);
+    if (client->facts().mla_bf16)
+        events.important(
+            "the trunk keeps MLA latents in bf16 (mla_cache): the output is not that of fp32");
 
     bool terminal = ::isatty(STDOUT_FILENO) != 0;
     TextOutput text({terminal ? prepared.echo : "", command.raw ? std::nullopt : prepared.channel,

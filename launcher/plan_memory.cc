@@ -180,7 +180,9 @@ class MemoryPlanner {
                             stage.name));
         }
         process.items.push_back({"sessions, at most", sessions});
-        const model::SessionSize session = model::session_size(config, range, threads);
+        model::ModelConfig kept = config;
+        if (flags.text("--mla-cache", "fp32") == "bf16") kept.mla.cache = model::MlaCache::bf16;
+        const model::SessionSize session = model::session_size(kept, range, threads);
         std::uint64_t positions = config.max_positions;
         if (session.position_bytes > 0)
             positions = std::min(positions, (sessions - std::min(sessions, session.fixed_bytes)) /

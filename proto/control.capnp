@@ -55,6 +55,7 @@ struct TrunkFacts {
   maxSessions @6 :UInt32;
   inVectors @7 :UInt32;       # vectors a row carries on entry (prefix + snapshots); 0: tokens
   outVectors @8 :UInt32;      # vectors a row carries on exit; 0: logits
+  mlaBf16 @9 :Bool;           # MLA latents are kept in bf16, not fp32; all stages must agree
 }
 
 struct ExpertHolding {
@@ -86,6 +87,7 @@ struct GatewayFacts {
   maxPositions @1 :UInt64;
   vocabSize @2 :UInt32;
   maxRequests @3 :UInt32;
+  mlaBf16 @4 :Bool;           # the trunk keeps MLA latents in bf16: the output is not that of fp32
 }
 
 struct Announcement {

@@ -17,6 +17,17 @@ namespace k3::model {
 
 enum class LayerKind : std::uint8_t { kda, mla };
 
+/// How the latents and keys of MLA are kept: a setting of the trunk. bf16 takes half the memory and
+/// is read in half the time; the output is another one than that of f32.
+enum class MlaCache : std::uint8_t { f32, bf16 };
+constexpr std::uint32_t value_bytes(MlaCache cache) noexcept {
+    return cache == MlaCache::f32 ? 4 : 2;
+}
+/// "fp32" or "bf16", as settings and messages call it.
+constexpr std::string_view to_string(MlaCache cache) noexcept {
+    return cache == MlaCache::f32 ? "fp32" : "bf16";
+}
+
 struct KdaConfig {
     std::uint32_t n_heads = 0;
     std::uint32_t head_dim = 0;  // of keys and values, and rank of the decay projection
@@ -32,8 +43,14 @@ struct MlaConfig {
     std::uint32_t qk_nope_head_dim = 0;
     std::uint32_t qk_rope_head_dim = 0;
     std::uint32_t v_head_dim = 0;
-    float lora_norm_eps = 1e-6F;  // not in config.json (spec D1): a setting
+    // Settings, not in config.json (spec D1).
+    float lora_norm_eps = 1e-6F;
+    MlaCache cache = MlaCache::f32;
     std::uint32_t width() const noexcept { return n_heads * v_head_dim; }
+    /// Of a position in one layer's cache: its latent and its shared key.
+    std::uint64_t cache_bytes() const noexcept {
+        return (std::uint64_t{kv_lora_rank} + qk_rope_head_dim) * value_bytes(cache);
+    }
 };
 
 struct MoeConfig {

@@ -104,8 +104,7 @@ SessionSize session_size(const ModelConfig& config, LayerRange range, std::uint6
             size.kda_matrix_bytes += width * config.kda.head_dim * kFloat;
             size.kda_history_bytes += 3 * width * (config.kda.conv_kernel - 1) * kFloat;
         } else {
-            size.latent_bytes +=
-                (config.mla.kv_lora_rank + std::uint64_t{config.mla.qk_rope_head_dim}) * kFloat;
+            size.latent_bytes += config.mla.cache_bytes();
         }
     }
     size.fixed_bytes = size.kda_matrix_bytes + size.kda_history_bytes;

@@ -36,7 +36,7 @@ Result<TrunkWeightSize> trunk_weight_size(const ModelConfig& config, LayerRange 
 std::uint64_t step_buffer_bytes(const ModelConfig& config, LayerRange range, std::uint64_t max_rows,
                                 std::uint64_t n_threads);
 
-/// State of one session in some layers. Spec section 3.5.
+/// State of one session in some layers, its MLA cache as config.mla.cache says. Spec section 3.5.
 struct SessionSize {
     std::uint64_t fixed_bytes = 0;        // KDA: matrices and histories
     std::uint64_t latent_bytes = 0;       // MLA, per position

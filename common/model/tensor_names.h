@@ -54,7 +54,7 @@ Status check_expert_tensors(const storage::Checkpoint& checkpoint, const ModelCo
 ///   1. the line "k3 fingerprint 2";
 ///   2. the parsed config as lines "field=value", floats by their bits: everything in ModelConfig
 ///   but
-///      `name` and `mla.lora_norm_eps` (a setting, not part of the checkpoint);
+///      `name`, `mla.lora_norm_eps` and `mla.cache` (settings, not part of the checkpoint);
 ///   3. the sum, modulo 2^128, of the XXH3-128 of a line "name dtype sizes..." for every text
 ///      tensor: whatever order they come in;
 ///   4. the middle 4096 bytes (or all, if there are fewer) of each layer's self_attn.o_proj.weight,

@@ -58,6 +58,11 @@ Status check_neighbours(const msg::Announcement& before, const msg::TrunkFacts& 
         return incompatible(fmt::format("rows leave '{}' with {} vectors and enter '{}' with {}",
                                         before.name, a.out_vectors, after.name, b.in_vectors),
                             "use the same program version for both stages");
+    if (a.mla_bf16 != b.mla_bf16)
+        return incompatible(
+            fmt::format("'{}' keeps MLA latents in {} and '{}' in {}", before.name,
+                        a.mla_bf16 ? "bf16" : "fp32", after.name, b.mla_bf16 ? "bf16" : "fp32"),
+            "start all trunk stages with the same --mla-cache");
     return Status::ok();
 }
 
@@ -126,6 +131,7 @@ Result<PipelineFacts> check_stages(const msg::Announcement& tokenizer,
     out.fingerprint = trunk.front().fingerprint;
     out.vocab_size = facts.front().vocab_size;
     out.hidden_size = facts.front().hidden_size;
+    out.mla_bf16 = facts.front().mla_bf16;
     out.max_sample_rows = sampler_facts.max_rows;
     out.stop_ids = tokenizer_facts.stop_ids;
     return out;

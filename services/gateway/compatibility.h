@@ -17,6 +17,7 @@ struct PipelineFacts {
     std::string fingerprint;  // of the checkpoint; may be empty
     std::uint32_t vocab_size = 0;
     std::uint32_t hidden_size = 0;
+    bool mla_bf16 = false;            // MLA latents are kept in bf16, not fp32
     std::uint64_t max_positions = 0;  // the context: the smallest of the trunk stages'
     std::uint32_t max_step_rows = 0;  // the smallest of the trunk stages'
     std::uint32_t max_sessions = 0;   // the smallest of the trunk stages'

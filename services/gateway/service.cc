@@ -48,8 +48,9 @@ Status Service::connect() {
             const PipelineFacts& facts = stages_->facts();
             msg::Announcement announcement;
             announcement.fingerprint = facts.fingerprint;
-            announcement.facts = msg::GatewayFacts{options_.model_name, facts.max_positions,
-                                                   facts.vocab_size, options_.max_requests};
+            announcement.facts =
+                msg::GatewayFacts{options_.model_name, facts.max_positions, facts.vocab_size,
+                                  options_.max_requests, facts.mla_bf16};
             server_.set_ready(std::move(announcement));
             return Status::ok();
         }

@@ -53,6 +53,7 @@ struct TrunkSettings {
     std::uint64_t session_bytes = 0;
     std::string session_dir;
     double mla_norm_eps = 1e-6;
+    std::string mla_cache = "fp32";
 };
 
 Result<Settings::Action> read_settings(int argc, const char* const* argv, TrunkSettings& out) {
@@ -99,6 +100,9 @@ Result<Settings::Action> read_settings(int argc, const char* const* argv, TrunkS
                       "directory of saved sessions; empty: none can be saved or loaded");
     settings.add_number("mla_norm_eps", &out.mla_norm_eps, 1e-12, 1e-2,
                         "epsilon of the two low-rank norms of MLA, which config.json leaves open");
+    settings.add_choice("mla_cache", &out.mla_cache, {"fp32", "bf16"},
+                        "how the latents of MLA are kept; bf16 takes half the memory, and the "
+                        "output is another one");
     return settings.parse(argc, argv);
 }
 
@@ -271,6 +275,8 @@ Status build(const TrunkSettings& settings, transport::Server& server, Parts& pa
     kernels::set_threads(static_cast<int>(settings.threads));
     RETURN_IF_ERROR(open_weights(settings, parts));
     parts.model.config.mla.lora_norm_eps = static_cast<float>(settings.mla_norm_eps);
+    parts.model.config.mla.cache =
+        settings.mla_cache == "bf16" ? model::MlaCache::bf16 : model::MlaCache::f32;
     const model::ModelConfig& config = parts.model.config;
     ASSIGN_OR_RETURN(const LayerRange range, parse_layers(settings.layers, config));
 
@@ -315,7 +321,8 @@ Status build(const TrunkSettings& settings, transport::Server& server, Parts& pa
                               config.max_positions});
     parts.saved = std::make_unique<SessionDirectory>(
         settings.session_dir,
-        SessionOrigin{parts.model.fingerprint, range, config.n_layers, config.mla.lora_norm_eps},
+        SessionOrigin{parts.model.fingerprint, range, config.n_layers, config.mla.lora_norm_eps,
+                      config.mla.cache},
         parts.sessions->layout(), config.max_positions);
     parts.arena = make_arena(settings, *parts.stage);
     parts.service = std::make_unique<Service>(

@@ -66,15 +66,22 @@ Status Mla::run(const Products& products, std::uint32_t layer, const MlaWeights&
 }
 
 /// The cache holds the latent after its norm and the shared key as projected: never normalised,
-/// never rotated.
+/// never rotated. `projected` holds both parts, and the normalised latent afterwards.
 void Mla::append(const kernels::KernelTable& table, std::uint32_t layer, const MlaWeights& weights,
-                 const StepRow& row, const float* projected) const noexcept {
+                 const StepRow& row, float* projected) const noexcept {
     const std::size_t latent = config_.kv_lora_rank;
     const std::size_t rope = config_.qk_rope_head_dim;
+    table.rms_norm(projected, weights.kv_norm.data(), latent, config_.lora_norm_eps, projected);
     const MlaState cache = row.session->mla(layer);
-    table.rms_norm(projected, weights.kv_norm.data(), latent, config_.lora_norm_eps,
-                   cache.latent + row.position * latent);
-    std::memcpy(cache.rope + row.position * rope, projected + latent, rope * sizeof(float));
+    const auto put = [&](const float* values, std::size_t n, std::byte* rows) {
+        std::byte* to = rows + row.position * n * model::value_bytes(config_.cache);
+        if (config_.cache == model::MlaCache::bf16)
+            table.round_to_bf16(values, n, reinterpret_cast<std::uint16_t*>(to));
+        else
+            std::memcpy(to, values, n * sizeof(float));
+    };
+    put(projected, latent, cache.latent);
+    put(projected + latent, rope, cache.rope);
 }
 
 /// Absorbed form for one head of one row: the query goes into latent space, attention runs there,
@@ -95,8 +102,16 @@ void Mla::attend(const kernels::KernelTable& table, std::uint32_t layer,
     const float* q = q_.data() + (row_index * config_.n_heads + head) * (nope + rope);
     table.matvec_transposed(kv_b.rows(kv_first, nope), q, q_latent);
     const MlaState cache = row.session->mla(layer);
-    table.mla_attend(q_latent, q + nope, cache.latent, latent, cache.rope, rope, row.position + 1,
-                     latent, rope, scale_, row.session->scores(thread), mixed);
+    const auto attend_to = [&](auto kernel, const auto* latents, const auto* keys) {
+        kernel(q_latent, q + nope, latents, latent, keys, rope, row.position + 1, latent, rope,
+               scale_, row.session->scores(thread), mixed);
+    };
+    if (config_.cache == model::MlaCache::bf16)
+        attend_to(table.mla_attend_bf16, reinterpret_cast<const std::uint16_t*>(cache.latent),
+                  reinterpret_cast<const std::uint16_t*>(cache.rope));
+    else
+        attend_to(table.mla_attend, reinterpret_cast<const float*>(cache.latent),
+                  reinterpret_cast<const float*>(cache.rope));
 
     const std::size_t at = row_index * config_.width() + head * v_dim;
     float* out = out_.data() + at;

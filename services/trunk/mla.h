@@ -3,8 +3,10 @@
 //
 // The cache holds one latent and one shared key per position instead of expanded heads (27,648
 // bytes instead of 1.4 MB per position in bf16 terms), and prefill uses the same form as decode,
-// because the expanded one rounds differently. Causality comes from the position alone: a step
-// first writes all its rows into the cache, then row by row attends to positions up to its own.
+// because the expanded one rounds differently. The cache keeps fp32 or bf16 values; a row attends
+// to itself as it was rounded, so that its own step and later ones see the same. Causality comes
+// from the position alone: a step first writes all its rows into the cache, then row by row attends
+// to positions up to its own.
 
 #include <cstddef>
 #include <cstdint>
@@ -32,7 +34,7 @@ class Mla {
 
   private:
     void append(const kernels::KernelTable& table, std::uint32_t layer, const MlaWeights& weights,
-                const StepRow& row, const float* projected) const noexcept;
+                const StepRow& row, float* projected) const noexcept;
     void attend(const kernels::KernelTable& table, std::uint32_t layer, const kernels::Matrix& kv_b,
                 const StepRow& row, std::size_t row_index, std::size_t head) noexcept;
 

@@ -60,6 +60,7 @@ msg::TrunkFacts Service::facts() const noexcept {
     facts.max_sessions = max_sessions_;
     facts.in_vectors = stage_.in_vectors();
     facts.out_vectors = stage_.out_vectors();
+    facts.mla_bf16 = config.mla.cache == model::MlaCache::bf16;
     return facts;
 }
 

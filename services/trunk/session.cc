@@ -11,7 +11,8 @@ SessionLayout::SessionLayout(const model::ModelConfig& config, LayerRange range,
     : range_(range),
       kda_(config.kda),
       mla_(config.mla),
-      size_(model::session_size(config, range, static_cast<std::uint64_t>(n_threads))) {
+      size_(model::session_size(config, range, static_cast<std::uint64_t>(n_threads))),
+      n_threads_(static_cast<std::size_t>(n_threads)) {
     const std::size_t dim = kda_.head_dim;
     head_floats_ = dim * dim + std::size_t{3} * (kda_.conv_kernel - 1) * dim;
     std::size_t n_kda = 0;
@@ -19,7 +20,7 @@ SessionLayout::SessionLayout(const model::ModelConfig& config, LayerRange range,
         is_kda_.push_back(config.layer_kinds[layer] == model::LayerKind::kda);
         index_.push_back(is_kda_.back() ? n_kda++ : n_mla_++);
     }
-    kda_floats_ = n_kda * kda_.n_heads * head_floats_;
+    kda_bytes_ = n_kda * kda_.n_heads * head_floats_ * sizeof(float);
 }
 
 std::uint64_t SessionLayout::bytes(std::uint64_t max_positions) const noexcept {
@@ -29,7 +30,7 @@ std::uint64_t SessionLayout::bytes(std::uint64_t max_positions) const noexcept {
 std::uint64_t SessionLayout::layer_bytes(std::uint32_t layer,
                                          std::uint64_t n_positions) const noexcept {
     if (is_kda(layer)) return sizeof(float) * kda_.n_heads * head_floats_;
-    return sizeof(float) * n_positions * (mla_.kv_lora_rank + mla_.qk_rope_head_dim);
+    return n_positions * mla_.cache_bytes();
 }
 
 Result<std::unique_ptr<Session>> Session::create(const SessionLayout& layout, std::uint64_t id,
@@ -37,9 +38,11 @@ Result<std::unique_ptr<Session>> Session::create(const SessionLayout& layout, st
     std::unique_ptr<Session> session(new Session(layout));
     session->id_ = id;
     session->max_positions_ = max_positions;
-    ASSIGN_OR_RETURN(session->memory_,
-                     Buffer<float>::create(layout.bytes(max_positions) / sizeof(float),
+    const std::size_t n_scores = layout.n_mla_ > 0 ? layout.n_threads_ * max_positions : 0;
+    ASSIGN_OR_RETURN(session->memory_, Buffer<std::byte>::create(
+                                           layout.bytes(max_positions) - n_scores * sizeof(float),
                                            "the state of a session"));
+    ASSIGN_OR_RETURN(session->scores_, Buffer<float>::create(n_scores, "the scores of a session"));
     return session;
 }
 
@@ -48,17 +51,16 @@ KdaHeadState Session::kda(std::uint32_t layer, std::size_t head) noexcept {
     const std::size_t history = (layout_.kda_.conv_kernel - 1) * dim;
     const std::size_t place =
         layout_.index_[layer - layout_.range_.first] * layout_.kda_.n_heads + head;
-    float* at = memory_.data() + place * layout_.head_floats_;
+    float* at = reinterpret_cast<float*>(memory_.data()) + place * layout_.head_floats_;
     float* histories = at + dim * dim;
     return {at, histories, histories + history, histories + 2 * history};
 }
 
 MlaState Session::mla(std::uint32_t layer) noexcept {
-    const std::size_t latent = layout_.mla_.kv_lora_rank;
-    const std::size_t rope = layout_.mla_.qk_rope_head_dim;
-    float* at = memory_.data() + layout_.kda_floats_ +
-                layout_.index_[layer - layout_.range_.first] * max_positions_ * (latent + rope);
-    return {at, at + max_positions_ * latent};
+    const std::size_t place = layout_.index_[layer - layout_.range_.first];
+    std::byte* at =
+        memory_.data() + layout_.kda_bytes_ + place * max_positions_ * layout_.mla_.cache_bytes();
+    return {at, at + max_positions_ * layout_.latent_bytes()};
 }
 
 LayerState Session::layer_state(std::uint32_t layer, std::uint64_t n_positions) noexcept {
@@ -67,28 +69,20 @@ LayerState Session::layer_state(std::uint32_t layer, std::uint64_t n_positions) 
         return {std::as_writable_bytes(heads), {}};
     }
     const MlaState state = mla(layer);
-    return {
-        std::as_writable_bytes(std::span(state.latent, n_positions * layout_.mla_.kv_lora_rank)),
-        std::as_writable_bytes(std::span(state.rope, n_positions * layout_.mla_.qk_rope_head_dim))};
+    return {std::span(state.latent, n_positions * layout_.latent_bytes()),
+            std::span(state.rope, n_positions * layout_.rope_bytes())};
 }
 
-float* Session::scores(int thread) noexcept {
-    const std::size_t per_position = layout_.mla_.kv_lora_rank + layout_.mla_.qk_rope_head_dim;
-    return memory_.data() + layout_.kda_floats_ +
-           (layout_.n_mla_ * per_position + static_cast<std::size_t>(thread)) * max_positions_;
-}
-
-void Session::copy_from(const Session& source) noexcept {
+void Session::copy_from(Session& source) noexcept {
     position_ = source.position_;
-    std::memcpy(memory_.data(), source.memory_.data(), layout_.kda_floats_ * sizeof(float));
-    const std::size_t latent = layout_.mla_.kv_lora_rank;
-    const std::size_t rope = layout_.mla_.qk_rope_head_dim;
-    for (std::size_t i = 0; i < layout_.n_mla_; ++i) {
-        const float* from = source.mla_start() + i * source.max_positions_ * (latent + rope);
-        float* to = memory_.data() + layout_.kda_floats_ + i * max_positions_ * (latent + rope);
-        std::memcpy(to, from, position_ * latent * sizeof(float));
-        std::memcpy(to + max_positions_ * latent, from + source.max_positions_ * latent,
-                    position_ * rope * sizeof(float));
+    std::memcpy(memory_.data(), source.memory_.data(), layout_.kda_bytes_);
+    for (std::size_t i = 0; i < layout_.is_kda_.size(); ++i) {
+        if (layout_.is_kda_[i]) continue;
+        const std::uint32_t layer = layout_.range_.first + static_cast<std::uint32_t>(i);
+        const LayerState from = source.layer_state(layer, position_);
+        const LayerState to = layer_state(layer, position_);
+        std::memcpy(to.first.data(), from.first.data(), from.first.size());
+        std::memcpy(to.second.data(), from.second.data(), from.second.size());
     }
 }
 

@@ -2,7 +2,8 @@
 // What a stage remembers of each session: the only state in the whole trunk.
 //
 // Per KDA layer the recurrent matrix of every head and the last projections that the convolution
-// still needs; per MLA layer the latent and the shared key of every position (spec section 3.5).
+// still needs; per MLA layer the latent and the shared key of every position (spec section 3.5),
+// in fp32 or rounded to bf16.
 // All of it is reserved when the session is opened, so a step can neither run out of memory nor
 // find the budget used up. Everything of one KDA head lies together, because one thread takes one
 // head through all rows of a step.
@@ -25,7 +26,7 @@
 
 namespace k3::trunk {
 
-/// Where the parts of a session lie in its memory, in floats.
+/// Where the parts of a session lie in its memory.
 class SessionLayout {
   public:
     SessionLayout(const model::ModelConfig& config, LayerRange range, int n_threads);
@@ -40,14 +41,22 @@ class SessionLayout {
   private:
     friend class Session;
     bool is_kda(std::uint32_t layer) const noexcept { return is_kda_[layer - range_.first]; }
+    /// Of one position in one MLA layer.
+    std::size_t latent_bytes() const noexcept {
+        return std::size_t{mla_.kv_lora_rank} * model::value_bytes(mla_.cache);
+    }
+    std::size_t rope_bytes() const noexcept {
+        return std::size_t{mla_.qk_rope_head_dim} * model::value_bytes(mla_.cache);
+    }
 
     LayerRange range_;
     model::KdaConfig kda_;
     model::MlaConfig mla_;
     model::SessionSize size_;
     std::size_t head_floats_ = 0;  // of one KDA head: matrix and three histories
-    std::size_t kda_floats_ = 0;   // of all KDA layers together
+    std::size_t kda_bytes_ = 0;    // of all KDA layers together
     std::size_t n_mla_ = 0;
+    std::size_t n_threads_ = 0;
     std::vector<bool> is_kda_;        // [count]
     std::vector<std::size_t> index_;  // [count], place among the layers of the same kind
 };
@@ -59,9 +68,10 @@ struct KdaHeadState {
     float* v_history;  // same
 };
 
+/// Values of config.mla.cache: float, or bf16 as std::uint16_t.
 struct MlaState {
-    float* latent;  // [max_positions, kv_lora_rank], after its norm
-    float* rope;    // [max_positions, qk_rope_head_dim], raw projection
+    std::byte* latent;  // [max_positions, kv_lora_rank], after its norm
+    std::byte* rope;    // [max_positions, qk_rope_head_dim], raw projection
 };
 
 /// The state of one layer as it is saved: two ranges of memory, the second one may be empty.
@@ -88,7 +98,9 @@ class Session {
     KdaHeadState kda(std::uint32_t layer, std::size_t head) noexcept;
     MlaState mla(std::uint32_t layer) noexcept;
     /// Scratch of one thread, [max_positions]; here because its size is the session's.
-    float* scores(int thread) noexcept;
+    float* scores(int thread) noexcept {
+        return scores_.data() + static_cast<std::size_t>(thread) * max_positions_;
+    }
 
     /// What `layer` remembers of the first `n_positions`, which must be all that it has seen: a
     /// KDA state cannot be taken back.
@@ -97,18 +109,17 @@ class Session {
     void set_position(std::uint64_t position) noexcept { position_ = position; }
 
     /// Takes over state and position of `source`, whose positions must fit.
-    void copy_from(const Session& source) noexcept;
+    void copy_from(Session& source) noexcept;
 
   private:
     explicit Session(const SessionLayout& layout) : layout_(layout) {}
-    const float* mla_start() const noexcept { return memory_.data() + layout_.kda_floats_; }
-
     const SessionLayout& layout_;
     std::uint64_t id_ = 0;
     std::uint64_t max_positions_ = 0;
     std::uint64_t position_ = 0;
     std::string poison_;
-    Buffer<float> memory_;  // KDA layers, then per MLA layer latent and rope, then scores
+    Buffer<std::byte> memory_;  // KDA layers, then per MLA layer latent and rope
+    Buffer<float> scores_;      // [n_threads, max_positions] if there are MLA layers
 };
 
 /// The open sessions and their budget.

@@ -37,7 +37,7 @@ struct Header {
     std::uint32_t first_layer = 0;
     std::uint32_t n_layers = 0;
     std::uint32_t total_layers = 0;
-    std::uint32_t latent_value_bytes = sizeof(float);
+    std::uint32_t latent_value_bytes = 0;
     float lora_norm_eps = 0;
     std::uint32_t zero = 0;
     std::uint64_t checksum = 0;  // of everything before it
@@ -77,6 +77,12 @@ std::string epsilon_text(float epsilon) {
     std::array<char, 32> text{};
     const auto end = std::to_chars(text.data(), text.data() + text.size(), epsilon).ptr;
     return {text.data(), end};
+}
+
+std::string cache_text(std::uint32_t value_bytes) {
+    for (const model::MlaCache cache : {model::MlaCache::f32, model::MlaCache::bf16})
+        if (value_bytes == model::value_bytes(cache)) return std::string(to_string(cache));
+    return "values of " + std::to_string(value_bytes) + " bytes";
 }
 
 /// Of a whole file: header, ids, layers, each but the header followed by its checksum.
@@ -161,10 +167,11 @@ Status check_origin(const Header& header, const std::filesystem::path& path,
                            ", this stage has layers " +
                            layers_text(origin.range.first, origin.range.count, origin.total_layers),
                        "cut the layers into stages as they were when it was saved");
-    if (header.latent_value_bytes != sizeof(float))
-        return differs("with MLA latents of " + std::to_string(header.latent_value_bytes) +
-                           " bytes a value, this stage keeps " + std::to_string(sizeof(float)),
-                       "save the session again");
+    if (header.latent_value_bytes != model::value_bytes(origin.cache))
+        return differs("with MLA latents in " + cache_text(header.latent_value_bytes) +
+                           ", this stage keeps them in " + std::string(to_string(origin.cache)),
+                       "start every k3-trunk with the --mla-cache that it was saved with, or save "
+                       "the session again");
     if (header.lora_norm_eps != origin.lora_norm_eps)
         return differs("with --mla-norm-eps " + epsilon_text(header.lora_norm_eps) +
                            ", this stage has " + epsilon_text(origin.lora_norm_eps),
@@ -187,6 +194,7 @@ Result<std::uint64_t> write_session_file(const std::filesystem::path& path,
     header.first_layer = origin.range.first;
     header.n_layers = origin.range.count;
     header.total_layers = origin.total_layers;
+    header.latent_value_bytes = model::value_bytes(origin.cache);
     header.lora_norm_eps = origin.lora_norm_eps;
     header.checksum = checksum_of(header);
 

@@ -25,7 +25,9 @@ struct SessionOrigin {
     std::string fingerprint;  // of the checkpoint, 32 hex digits
     LayerRange range;
     std::uint32_t total_layers = 0;
-    float lora_norm_eps = 0;  // a setting, so the fingerprint does not have it
+    // Settings, so the fingerprint does not have them.
+    float lora_norm_eps = 0;
+    model::MlaCache cache = model::MlaCache::f32;
 };
 
 /// Saves `session`, whose positions hold `ids`: as many as it has. The file is complete and on the
@@ -44,7 +46,8 @@ class SessionFile {
     /// `max_positions`: the model's context. Borrows `layout`.
     /// Errors, with the names and numbers of both sides: not_found, io; corrupt (not a saved
     /// session, truncated, a wrong checksum, impossible numbers); unsupported (another version of
-    /// the format); incompatible (another checkpoint, other layers, another epsilon).
+    /// the format); incompatible (another checkpoint, other layers, another epsilon, the cache in
+    /// other values).
     static Result<SessionFile> open(const std::filesystem::path& path, const SessionOrigin& origin,
                                     const SessionLayout& layout, std::uint64_t max_positions);
 

@@ -51,7 +51,7 @@ class Samples {
         msg::Announcement out = announcement();
         add("announcement_none", out);
         out.kind = msg::ServiceKind::gateway;
-        out.facts = msg::GatewayFacts{"demo-k3", 1048576, 163840, 8};
+        out.facts = msg::GatewayFacts{"demo-k3", 1048576, 163840, 8, false};
         add("announcement_gateway", out);
         out.kind = msg::ServiceKind::tokenizer;
         out.state = msg::State::loading;
@@ -59,7 +59,7 @@ class Samples {
         add("announcement_tokenizer", out);
         out.kind = msg::ServiceKind::trunk;
         out.state = msg::State::stopping;
-        out.facts = msg::TrunkFacts{23, 24, 93, 7168, 163840, 1048576, 512, 4, 3, 9};
+        out.facts = msg::TrunkFacts{23, 24, 93, 7168, 163840, 1048576, 512, 4, 3, 9, false};
         add("announcement_trunk", out);
         out.kind = msg::ServiceKind::experts;
         out.state = msg::State::failed;
@@ -219,6 +219,15 @@ class Samples {
         add("announcement_weight", out);
     }
 
+    void latents() {
+        msg::Announcement out = announcement();
+        out.facts = msg::TrunkFacts{23, 24, 93, 7168, 163840, 1048576, 512, 4, 3, 9, true};
+        add("announcement_trunk_bf16", out);
+        out.kind = msg::ServiceKind::gateway;
+        out.facts = msg::GatewayFacts{"demo-k3", 1048576, 163840, 8, true};
+        add("announcement_gateway_bf16", out);
+    }
+
   private:
     std::vector<SampleMessage> out_;
 };
@@ -237,6 +246,7 @@ std::vector<SampleMessage> sample_messages() {
     samples.saved_sessions();
     samples.signs_of_life();
     samples.weighted_servers();
+    samples.latents();
     return std::move(samples).take();
 }
 

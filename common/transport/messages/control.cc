@@ -54,6 +54,7 @@ void write_facts(FactsBuilder out, const GatewayFacts& facts) {
     to.setMaxPositions(facts.max_positions);
     to.setVocabSize(facts.vocab_size);
     to.setMaxRequests(facts.max_requests);
+    to.setMlaBf16(facts.mla_bf16);
 }
 
 void write_facts(FactsBuilder out, const TokenizerFacts& facts) {
@@ -76,6 +77,7 @@ void write_facts(FactsBuilder out, const TrunkFacts& facts) {
     to.setMaxSessions(facts.max_sessions);
     to.setInVectors(facts.in_vectors);
     to.setOutVectors(facts.out_vectors);
+    to.setMlaBf16(facts.mla_bf16);
 }
 
 void write_facts(FactsBuilder out, const ExpertFacts& facts) {
@@ -103,6 +105,7 @@ GatewayFacts read_facts(wire::GatewayFacts::Reader in, Checker& check) {
     facts.max_positions = in.getMaxPositions();
     facts.vocab_size = in.getVocabSize();
     facts.max_requests = in.getMaxRequests();
+    facts.mla_bf16 = in.getMlaBf16();
     return facts;
 }
 
@@ -127,6 +130,7 @@ TrunkFacts read_facts(wire::TrunkFacts::Reader in) {
     facts.max_sessions = in.getMaxSessions();
     facts.in_vectors = in.getInVectors();
     facts.out_vectors = in.getOutVectors();
+    facts.mla_bf16 = in.getMlaBf16();
     return facts;
 }
 

@@ -34,6 +34,7 @@ struct TrunkFacts {
     std::uint32_t max_sessions = 0;
     std::uint32_t in_vectors = 0;   // 0: tokens come in
     std::uint32_t out_vectors = 0;  // 0: logits go out
+    bool mla_bf16 = false;
     bool operator==(const TrunkFacts&) const = default;
 };
 
@@ -74,6 +75,7 @@ struct GatewayFacts {
     std::uint64_t max_positions = 0;
     std::uint32_t vocab_size = 0;
     std::uint32_t max_requests = 0;
+    bool mla_bf16 = false;
     bool operator==(const GatewayFacts&) const = default;
 };
 

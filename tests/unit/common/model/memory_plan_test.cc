@@ -32,6 +32,10 @@ TEST_CASE("a session of the released model has the bytes of the description") {
     CHECK(size.bytes(1'048'576) - size.fixed_bytes == 57'982'058'496);  // 58.0 GB
     // Every thread has a score for each position.
     CHECK(session_size(config, {0, config.n_layers}, 8).position_bytes == 55'296 + 32);
+    ModelConfig rounded = config;
+    rounded.mla.cache = MlaCache::bf16;
+    CHECK(session_size(rounded, {0, config.n_layers}, 8).latent_bytes == 55'296 / 2);
+    CHECK(session_size(rounded, {0, config.n_layers}, 8).fixed_bytes == size.fixed_bytes);
     CHECK(size.bytes(std::numeric_limits<std::uint64_t>::max()) ==
           std::numeric_limits<std::uint64_t>::max());
     // A range without MLA layers keeps nothing for each position.

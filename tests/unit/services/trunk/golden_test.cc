@@ -157,8 +157,10 @@ void check_state(Harness& trunk, std::uint64_t session, const std::string& folde
     trunk::Session& state = trunk.session(session, 3);
     const std::size_t n = state.position();
     const trunk::MlaState cache = state.mla(3);
-    const std::vector<float> latent(cache.latent, cache.latent + n * mla.kv_lora_rank);
-    const std::vector<float> rope(cache.rope, cache.rope + n * mla.qk_rope_head_dim);
+    const auto* latents = reinterpret_cast<const float*>(cache.latent);
+    const auto* keys = reinterpret_cast<const float*>(cache.rope);
+    const std::vector<float> latent(latents, latents + n * mla.kv_lora_rank);
+    const std::vector<float> rope(keys, keys + n * mla.qk_rope_head_dim);
     CHECK(error_of(latent, folder + "/mla_latent_layer03") <= kTolerance);
     CHECK(error_of(rope, folder + "/mla_rope_layer03") <= kTolerance);
 }

@@ -32,7 +32,8 @@ const model::Model& demo_model() {
     return model;
 }
 
-Harness::Harness(const model::Model& model, Options options) : model_(model) {
+Harness::Harness(const model::Model& model, Options options) : config_(model.config) {
+    config_.mla.cache = options.cache;
     const kernels::KernelTable& table =
         options.table != nullptr ? *options.table : kernels::kernels();
     kernels::set_threads(options.n_threads);
@@ -40,7 +41,7 @@ Harness::Harness(const model::Model& model, Options options) : model_(model) {
     trunk::ExpertBackend& experts = options.experts != nullptr ? *options.experts : *experts_;
     std::vector<std::uint32_t> bounds = options.cuts;
     bounds.insert(bounds.begin(), 0);
-    bounds.push_back(model.config.n_layers);
+    bounds.push_back(config_.n_layers);
     for (std::size_t i = 0; i + 1 < bounds.size(); ++i) {
         const trunk::LayerRange range{bounds[i], bounds[i + 1] - bounds[i]};
         Part part;
@@ -48,13 +49,12 @@ Harness::Harness(const model::Model& model, Options options) : model_(model) {
             part.weights = options.weights(range);
         else
             part.weights =
-                must(trunk::RamWeights::load(*model.checkpoint, model.config, range, nullptr));
+                must(trunk::RamWeights::load(*model.checkpoint, config_, range, nullptr));
         part.sessions = std::make_unique<trunk::SessionTable>(
-            model.config, range, options.n_threads,
-            trunk::SessionTable::Options{1024, std::uint64_t{1} << 34U,
-                                         model.config.max_positions});
+            config_, range, options.n_threads,
+            trunk::SessionTable::Options{1024, std::uint64_t{1} << 34U, config_.max_positions});
         part.stage = must(trunk::Stage::create(
-            model.config, *part.weights, experts, table,
+            config_, *part.weights, experts, table,
             trunk::Stage::Options{range, options.max_step_rows, options.n_threads}));
         parts_.push_back(std::move(part));
     }

@@ -36,6 +36,7 @@ class Harness {
         int n_threads = 2;
         trunk::ExpertBackend* experts = nullptr;  // null: LocalExperts
         std::size_t max_step_rows = 256;
+        model::MlaCache cache = model::MlaCache::f32;
         /// Null: RamWeights.
         std::function<std::unique_ptr<trunk::WeightSource>(trunk::LayerRange)> weights;
     };
@@ -60,7 +61,7 @@ class Harness {
     void set_observer(trunk::StepObserver* observer);
     trunk::Session& session(std::uint64_t id, std::uint32_t layer);
     LocalExperts& experts() { return *experts_; }
-    std::size_t vocab_size() const { return model_.config.vocab_size; }
+    std::size_t vocab_size() const { return config_.vocab_size; }
 
   private:
     struct Part {
@@ -69,7 +70,7 @@ class Harness {
         std::unique_ptr<trunk::Stage> stage;
     };
 
-    const model::Model& model_;
+    model::ModelConfig config_;  // of the model, with the cache that the test wants
     std::unique_ptr<LocalExperts> experts_;
     std::vector<Part> parts_;
 };
