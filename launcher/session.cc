@@ -53,8 +53,10 @@ Status set_session_directory(PipelineSpec& spec, const std::string& path) {
                          fmt::format("{} writes sessions where it runs, on {}, and not into {}",
                                      stage.name, stage.host, path),
                          "start the pipeline with k3pipe up, and name the session with --attach"};
-        std::erase_if(stage.settings,
-                      [](const ServiceSetting& s) { return s.name == "session_dir"; });
+        // The folder is the user's: nothing in it is removed for a limit.
+        std::erase_if(stage.settings, [](const ServiceSetting& s) {
+            return s.name == "session_dir" || s.name == "session_dir_bytes";
+        });
         stage.settings.push_back({"session_dir", {path}});
     }
     return Status::ok();

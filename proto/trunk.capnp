@@ -26,7 +26,8 @@ struct DropSession {
 struct SaveSession {
   # The state of the session becomes a file in the stage's session directory
   # (docs/formats/session.md). Answered with savedSession when the file is complete and on the disk;
-  # a save that fails leaves a file that was there before as it was, and the session too.
+  # until then requests that name the session are refused, except DropSession. A save that fails
+  # leaves a file that was there before as it was, and the session too.
   session @0 :UInt64;
   name @1 :Text;              # 1 to 100 letters, digits, - _ and ., the first one not a dot
   ids @2 :List(UInt32);       # the token of every position of the session, in order

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -69,8 +70,13 @@ Result<AtomicFile> AtomicFile::create(const fs::path& path, std::uint64_t bytes,
     Fd fd(::open(partial.c_str(), flags, mode));
     if (!fd.valid()) return system_error(errno, "create", partial);
     AtomicFile file(path, std::move(partial), std::move(fd), bytes);
-    // File systems that cannot reserve find out while writing.
-    if (bytes > 0 && ::fallocate(file.fd_.get(), 0, 0, static_cast<off_t>(bytes)) != 0 &&
+    // File systems that cannot reserve find out while writing. The size stays that of what is
+    // written, so that a part never begins with zeros that nobody wrote.
+    rlimit limit = {};
+    if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < bytes)
+        return file.failed(EFBIG, "write");
+    if (bytes > 0 &&
+        ::fallocate(file.fd_.get(), FALLOC_FL_KEEP_SIZE, 0, static_cast<off_t>(bytes)) != 0 &&
         is_full(errno))
         return file.failed(errno, "write");
     return file;
@@ -127,6 +133,24 @@ Status replace_file(const fs::path& path, std::string_view bytes, mode_t mode) {
     ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::create(path, bytes.size(), mode));
     RETURN_IF_ERROR(file.append(std::as_bytes(std::span(bytes))));
     return file.commit();
+}
+
+void sweep_partial_files(
+    const fs::path& directory,
+    const std::function<bool(const std::string& name, const fs::path& partial)>& is_ours) {
+    std::error_code error;
+    for (fs::directory_iterator at(directory, error), end; !error && at != end;
+         at.increment(error)) {
+        const std::string part = at->path().filename().string();
+        if (!part.starts_with('.') || !part.ends_with(kPartial)) continue;
+        // ".NAME.PID.partial"
+        const std::size_t before_pid = part.rfind('.', part.size() - kPartial.size() - 1);
+        if (before_pid == std::string::npos || before_pid < 2) continue;
+        const pid_t pid = writer_of(part, part.substr(0, before_pid + 1));
+        const bool is_gone = pid == ::getpid() || (::kill(pid, 0) != 0 && errno == ESRCH);
+        if (pid > 0 && is_gone && is_ours(part.substr(1, before_pid - 1), at->path()))
+            ::unlink(at->path().c_str());
+    }
 }
 
 }  // namespace k3::storage

@@ -10,7 +10,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -54,5 +56,12 @@ class AtomicFile {
 
 /// A whole file at once. Errors: those of AtomicFile.
 Status replace_file(const std::filesystem::path& path, std::string_view bytes, mode_t mode = 0600);
+
+/// Removes what processes that are gone, or this one, left in `directory` of files that they were
+/// writing, where `is_ours` (the name of the file to be, the path of what is there of it) agrees.
+/// To be called before this process writes there. A part is empty or begins as the file does.
+void sweep_partial_files(const std::filesystem::path& directory,
+                         const std::function<bool(const std::string& name,
+                                                  const std::filesystem::path& partial)>& is_ours);
 
 }  // namespace k3::storage

@@ -67,22 +67,57 @@ Status GenerationLoop::start(RequestPtr& request) {
     return Status::ok();
 }
 
-/// An empty session, or one that a saved state has taken to the end of its ids.
+/// An empty session, or one that a saved state will take to the end of its ids.
 Status GenerationLoop::open(GenerationRequest& request, std::uint64_t session) {
     const std::uint64_t max_positions = positions_to_reserve(request);
     const msg::Submit& submit = request.submit;
     if (submit.load_session.empty())
         return pipeline_.open_session(session, max_positions, submit.save_session);
-    ASSIGN_OR_RETURN(const msg::LoadedSession loaded,
-                     pipeline_.load_session({session, max_positions, submit.load_session,
-                                             request.ids, submit.save_session}));
-    request.n_fed = loaded.position;
-    reused_tokens_ += loaded.position;
-    // A client that is gone is noticed at the next event.
-    request.client.send(msg::SessionLoaded{static_cast<std::uint32_t>(loaded.n_ids),
-                                           static_cast<std::uint32_t>(loaded.n_agreed),
-                                           static_cast<std::uint32_t>(loaded.position)});
+    ASSIGN_OR_RETURN(request.transfer,
+                     pipeline_.begin(msg::LoadSession{session, max_positions, submit.load_session,
+                                                      request.ids, submit.save_session}));
     return Status::ok();
+}
+
+std::vector<GenerationLoop::Returned> GenerationLoop::take_returned() {
+    return std::exchange(returned_, {});
+}
+
+bool GenerationLoop::computes() const noexcept {
+    return std::any_of(running_.begin(), running_.end(),
+                       [](const RequestPtr& request) { return !request->transfer.has_value(); });
+}
+
+void GenerationLoop::move_sessions() {
+    const std::int64_t wait_ms = computes() ? 0 : 1;  // nobody else has to wait then
+    for (RequestPtr& request : running_) {
+        if (!request->transfer.has_value() || !pipeline_.stages().ready()) continue;
+        const Result<bool> moved = pipeline_.poll(*request->transfer, wait_ms);
+        if (moved.has_value() && !*moved) continue;
+        if (request->is_loading())
+            end_load(*request, moved);
+        else if (moved.has_value())
+            end_save(*request, std::nullopt);
+        else
+            end_save(*request, pipeline_.stages().failure());
+    }
+    std::erase(running_, nullptr);  // those given back
+    remove_ended();
+}
+
+void GenerationLoop::end_load(GenerationRequest& request, const Result<bool>& moved) {
+    auto loaded = moved.has_value() ? pipeline_.loaded(*request.transfer)
+                                    : Result<msg::LoadedSession>(moved.error());
+    request.transfer.reset();
+    if (!loaded.has_value()) {
+        return give_back(request, pipeline_.stages().failure());
+    }
+    request.n_fed = loaded->position;
+    reused_tokens_ += loaded->position;
+    // A client that is gone is noticed at the next event.
+    request.client.send(msg::SessionLoaded{static_cast<std::uint32_t>(loaded->n_ids),
+                                           static_cast<std::uint32_t>(loaded->n_agreed),
+                                           static_cast<std::uint32_t>(loaded->position)});
 }
 
 bool GenerationLoop::cancel(std::uint64_t handle) {
@@ -90,6 +125,9 @@ bool GenerationLoop::cancel(std::uint64_t handle) {
                                  [&](const RequestPtr& r) { return r->handle == handle; });
     if (it == running_.end()) return false;
     GenerationRequest& request = **it;
+    if (request.is_saving()) return true;  // the text is complete; it ends when it is saved
+    if (request.is_loading()) pipeline_.give_up(*request.transfer);
+    request.transfer.reset();
     msg::TokenEvent rest;
     rest.text = request.stop_strings.flush();
     if (!rest.text.empty()) request.client.send(std::move(rest));
@@ -99,7 +137,12 @@ bool GenerationLoop::cancel(std::uint64_t handle) {
 }
 
 void GenerationLoop::fail_all(const msg::Failure& failure) {
-    for (auto& request : running_) fail(*request, failure);
+    for (auto& request : running_) {
+        if (request->is_saving())  // the text is complete
+            end_save(*request, failure);
+        else
+            fail(*request, failure);
+    }
     remove_ended();
 }
 
@@ -113,7 +156,8 @@ StepPlan GenerationLoop::plan() {
 }
 
 void GenerationLoop::step() {
-    if (running_.empty()) return;
+    move_sessions();
+    if (!computes() || !pipeline_.stages().ready()) return;
     const StepPlan step_plan = plan();
     auto logits = pipeline_.step(step_plan);
     if (!logits.has_value()) {
@@ -173,7 +217,7 @@ std::vector<GenerationLoop::Turn> GenerationLoop::sample(const StepPlan& plan, L
     std::vector<SampleJob> jobs;
     for (const Share& share : plan.shares) {
         GenerationRequest& request = *running_[share.request];
-        if (!share.complete || has_ended(request)) continue;
+        if (!share.complete || is_done(request)) continue;
         Turn turn;
         turn.request = &request;
         turn.want = share.first_want + share.n_want - 1;
@@ -235,7 +279,7 @@ void GenerationLoop::add_text(Turn& turn, msg::Decoded decoded) {
 
 void GenerationLoop::send_token(Turn& turn, Logits& logits) {
     GenerationRequest& request = *turn.request;
-    if (has_ended(request)) return;
+    if (is_done(request)) return;
     msg::TokenEvent event;
     event.ids = {turn.sampled.id};
     event.text = std::move(turn.text);
@@ -253,32 +297,34 @@ void GenerationLoop::send_token(Turn& turn, Logits& logits) {
 
 /// The state that the trunk has now: that of every id but the last of an answer, which is fed only
 /// when another one follows. A failure is told and ends nothing.
-void GenerationLoop::save(GenerationRequest& request) {
+void GenerationLoop::begin_save(GenerationRequest& request) {
+    if (!pipeline_.stages().ready())  // lost earlier in this step
+        return end_save(request, pipeline_.stages().loss());
     const auto end = request.ids.begin() + static_cast<std::ptrdiff_t>(request.n_fed);
+    auto transfer = pipeline_.begin(
+        msg::SaveSession{request.session, request.submit.save_session, {request.ids.begin(), end}});
+    if (!transfer.has_value()) return end_save(request, pipeline_.stages().failure());
+    request.transfer = std::move(*transfer);
+}
+
+void GenerationLoop::end_save(GenerationRequest& request, std::optional<msg::Failure> failure) {
     msg::SessionSaved saved;
     saved.n_ids = static_cast<std::uint32_t>(request.n_fed);
-    if (!pipeline_.stages().ready()) {  // lost while another request was saved
-        saved.failure = pipeline_.stages().loss();
-    } else if (const auto bytes = pipeline_.save_session(
-                   {request.session, request.submit.save_session, {request.ids.begin(), end}});
-               bytes.has_value()) {
-        saved.bytes = *bytes;
-    } else {
-        saved.failure = pipeline_.stages().failure();
-    }
+    if (!failure.has_value()) saved.bytes = Pipeline::saved_bytes(*request.transfer);
+    request.transfer.reset();
+    saved.failure = std::move(failure);
     if (saved.failure.has_value()) {
         log::warn(fmt::format("session is not saved name={} reason=\"{}\"",
                               request.submit.save_session, saved.failure->error.message));
     }
     request.client.send(std::move(saved));
+    send_finished(request);
 }
 
 void GenerationLoop::finish(GenerationRequest& request, const Turn* turn,
                             msg::FinishReason reason) {
     const auto now = Clock::now();
-    if (!request.submit.save_session.empty() && reason != msg::FinishReason::cancelled)
-        save(request);
-    msg::Finished finished;
+    msg::Finished& finished = request.finished;
     finished.reason = reason;
     finished.n_prompt = static_cast<std::uint32_t>(request.n_prompt);
     finished.n_generated = static_cast<std::uint32_t>(request.n_generated());
@@ -288,9 +334,17 @@ void GenerationLoop::finish(GenerationRequest& request, const Turn* turn,
     const auto prefill_end = request.prompt_done() ? request.decode_started : now;
     finished.prefill_ns = ns_between(request.prefill_started, prefill_end);
     finished.decode_ns = ns_between(prefill_end, now);
+    if (!request.submit.save_session.empty() && reason != msg::FinishReason::cancelled)
+        begin_save(request);
+    else
+        send_finished(request);
+}
+
+void GenerationLoop::send_finished(GenerationRequest& request) {
+    const msg::FinishReason reason = request.finished.reason;
     log::debug(fmt::format("request ends reason={} prompt={} generated={}", msg::to_string(reason),
-                           finished.n_prompt, finished.n_generated));
-    request.client.send(std::move(finished));
+                           request.finished.n_prompt, request.finished.n_generated));
+    request.client.send(std::move(request.finished));
     ++(reason == msg::FinishReason::cancelled ? cancelled_ : finished_);
     ended_.push_back(request.handle);
 }
@@ -312,6 +366,14 @@ void GenerationLoop::abandon(GenerationRequest& request) {
     log::debug("request ends reason=client-gone");
     ++clients_gone_;
     ended_.push_back(request.handle);
+}
+
+void GenerationLoop::give_back(GenerationRequest& request, msg::Failure failure) {
+    const auto at = std::find_if(running_.begin(), running_.end(),
+                                 [&](const RequestPtr& one) { return one.get() == &request; });
+    session_used_[request.session - options_.first_session] = false;
+    request.session = 0;
+    returned_.push_back({std::move(*at), std::move(failure)});
 }
 
 bool GenerationLoop::has_ended(const GenerationRequest& request) const noexcept {

@@ -1,10 +1,10 @@
 #pragma once
 // The running requests, and the loop that moves all of them one step ahead.
 //
-// A step computes rows of every running request at once (step_plan.h), samples a token for each
-// whose rows are all fed, turns the tokens into text and sends what became certain. Everything that
-// can end a request ends it here: stop ids and strings, limits, a cancel, a client that is gone, an
-// error of a stage.
+// A step computes rows of every running request at once (step_plan.h), except those whose session
+// is on its way from or to a disk, samples a token for each whose rows are all fed, turns the
+// tokens into text and sends what became certain. Everything that can end a request ends it here:
+// stop ids and strings, limits, a cancel, a client that is gone, an error of a stage.
 //
 // One thread uses it.
 
@@ -35,16 +35,25 @@ class GenerationLoop {
     std::size_t n_running() const noexcept { return running_.size(); }
     bool full() const noexcept;
 
-    /// Opens the request's session. On an error it stays with the caller; not to be called when
-    /// full().
+    /// Opens the request's session, or begins to load it. On an error it stays with the caller; not
+    /// to be called when full().
     Status start(RequestPtr& request);
+
+    /// Requests whose session could not be loaded, and why.
+    struct Returned {
+        RequestPtr request;
+        msg::Failure failure;
+    };
+    std::vector<Returned> take_returned();
 
     /// True if `handle` is running: it ends here, with what text was held back.
     bool cancel(std::uint64_t handle);
 
-    /// Runs one step. When a stage is lost during it, the pipeline is no longer ready, and the
-    /// caller ends all requests.
+    /// Goes on with requests whose sessions have been loaded or saved, and runs one step. When a
+    /// stage is lost during it, the pipeline is no longer ready, and the caller ends all requests.
     void step();
+    /// True if a step has something to compute; otherwise sessions are waited for.
+    bool computes() const noexcept;
 
     /// Ends every running request with `failure`.
     void fail_all(const msg::Failure& failure);
@@ -67,18 +76,28 @@ class GenerationLoop {
     void add_text(Turn& turn, msg::Decoded decoded);
     void send_token(Turn& turn, Logits& logits);
     Status open(GenerationRequest& request, std::uint64_t session);
-    void save(GenerationRequest& request);
+    void move_sessions();
+    void end_load(GenerationRequest& request, const Result<bool>& moved);
+    void give_back(GenerationRequest& request, msg::Failure failure);
+    void begin_save(GenerationRequest& request);
+    void end_save(GenerationRequest& request, std::optional<msg::Failure> failure);
     void finish(GenerationRequest& request, const Turn* turn, msg::FinishReason reason);
+    void send_finished(GenerationRequest& request);
     void fail(GenerationRequest& request, const msg::Failure& failure);
     /// Ends without a word: the client is gone.
     void abandon(GenerationRequest& request);
     bool has_ended(const GenerationRequest& request) const noexcept;
+    /// It has had all its tokens, in this step or before.
+    bool is_done(const GenerationRequest& request) const noexcept {
+        return request.is_saving() || has_ended(request);
+    }
     void remove_ended();
 
     Options options_;
     Pipeline& pipeline_;
     std::vector<RequestPtr> running_;
     std::vector<std::uint64_t> ended_;  // handles of running requests that ended in this step
+    std::vector<Returned> returned_;
     std::vector<bool> session_used_;
     std::size_t turn_ = 0;
     std::atomic<std::uint64_t>& steps_;

@@ -37,6 +37,17 @@ Result<T> Pipeline::answer(Stage& stage, Result<transport::Reply> reply) {
     return body;
 }
 
+/// Whether a reply is a T, without taking it.
+template <typename T>
+Status Pipeline::is_answer(Stage& stage, const Result<transport::Reply>& reply) {
+    if (!reply.has_value()) return reply.error();
+    if (std::holds_alternative<T>(reply->body)) return Status::ok();
+    return stages_.blame(
+        stage, transport::expect<T>(Result<transport::Reply>(transport::Reply{reply->body, {}}),
+                                    stage.name)
+                   .error());
+}
+
 template <typename T>
 Result<T> Pipeline::ask(Stage& stage, msg::Body body, std::int64_t wait_ms,
                         std::vector<msg::Bytes>&& frames, std::vector<msg::Bytes>* answered) {
@@ -76,44 +87,88 @@ Status Pipeline::open_session(std::uint64_t session, std::uint64_t max_positions
     return Status::ok();
 }
 
-Result<msg::LoadedSession> Pipeline::load_session(const msg::LoadSession& load) {
-    msg::LoadedSession first;
+Result<SessionTransfer> Pipeline::begin(msg::Body save_or_load) {
+    SessionTransfer transfer;
+    transfer.request = std::move(save_or_load);
+    transfer.deadline = Deadline::after_ms(options_.step_wait_ms);
+    transfer.answers.resize(stages_.n_trunk());
     for (std::size_t i = 0; i < stages_.n_trunk(); ++i) {
+        const auto id = stages_.send(stages_.trunk(i), transfer.request, {});
+        if (id.has_value()) {
+            transfer.calls.push_back({*id, {}});
+            continue;
+        }
+        give_up(transfer);
+        return id.error();
+    }
+    return transfer;
+}
+
+Result<bool> Pipeline::poll(SessionTransfer& transfer, std::int64_t wait_ms) {
+    bool is_over = true;
+    for (std::size_t i = 0; i < transfer.calls.size(); ++i) {
+        if (transfer.answers[i].has_value()) continue;
         Stage& stage = stages_.trunk(i);
-        auto loaded = ask<msg::LoadedSession>(stage, load, options_.step_wait_ms);
-        if (i == 0 && loaded.has_value()) first = *loaded;
-        if (loaded.has_value() && *loaded == first) continue;
-        // The same ids give the same state, whoever saved it; so the counts tell all there is.
-        if (loaded.has_value())
-            loaded = stages_.blame(
-                stage,
-                {ErrorCode::incompatible,
-                 fmt::format("the files of session '{}' do not belong together: that of {} stands "
-                             "for {} ids, {} of them the prompt's, that of {} for {} and {}",
-                             load.name, stages_.trunk(0).name, first.n_ids, first.n_agreed,
-                             stage.name, loaded->n_ids, loaded->n_agreed),
-                 "save the session again; a stage was stopped while it was saved"});
+        auto reply = stages_.poll(stage, transfer.calls[i], wait_ms);
+        if (!reply.has_value() && transfer.deadline.expired())
+            reply = stages_.blame(stage, *transfer.calls[i].silence);
+        if (!reply.has_value()) {
+            is_over = false;
+            continue;
+        }
+        const bool is_load = std::holds_alternative<msg::LoadSession>(transfer.request);
+        Status sound = is_load ? is_answer<msg::LoadedSession>(stage, *reply)
+                               : is_answer<msg::SavedSession>(stage, *reply);
+        if (!sound.has_value()) {
+            give_up(transfer);
+            return std::move(sound).error();
+        }
+        transfer.answers[i] = std::move((*reply)->body);
+    }
+    return is_over;
+}
+
+void Pipeline::give_up(const SessionTransfer& transfer) {
+    for (std::size_t i = 0; i < transfer.calls.size(); ++i)
+        if (!transfer.answers[i].has_value())
+            stages_.trunk(i).channel->forget(transfer.calls[i].id);
+    if (const auto* load = std::get_if<msg::LoadSession>(&transfer.request))
+        stages_.drop_sessions(std::span(&load->session, 1));
+}
+
+Result<msg::LoadedSession> Pipeline::loaded(const SessionTransfer& transfer) {
+    const auto& load = std::get<msg::LoadSession>(transfer.request);
+    const auto& first = std::get<msg::LoadedSession>(*transfer.answers.front());
+    const auto refuse = [&](Stage& stage, Error error) {
         stages_.drop_sessions(std::span(&load.session, 1));
-        return std::move(loaded).error();
+        return stages_.blame(stage, std::move(error));
+    };
+    for (std::size_t i = 1; i < transfer.answers.size(); ++i) {
+        const auto& other = std::get<msg::LoadedSession>(*transfer.answers[i]);
+        // The same ids give the same state, whoever saved it; so the counts tell all there is.
+        if (other == first) continue;
+        return refuse(
+            stages_.trunk(i),
+            {ErrorCode::incompatible,
+             fmt::format("the files of session '{}' do not belong together: that of {} stands "
+                         "for {} ids, {} of them the prompt's, that of {} for {} and {}",
+                         load.name, stages_.trunk(0).name, first.n_ids, first.n_agreed,
+                         stages_.trunk(i).name, other.n_ids, other.n_agreed),
+             "save the session again; a stage was stopped while it was saved"});
     }
     if (first.position == 0 || (first.position == first.n_ids && first.position < load.ids.size()))
         return first;
-    stages_.drop_sessions(std::span(&load.session, 1));
-    return stages_.blame(
-        stages_.trunk(0),
-        {ErrorCode::internal,
-         fmt::format("{} loaded {} of {} positions for a prompt of {} ids", stages_.trunk(0).name,
-                     first.position, first.n_ids, load.ids.size()),
-         "use the same program version for all services"});
+    return refuse(stages_.trunk(0),
+                  {ErrorCode::internal,
+                   fmt::format("{} loaded {} of {} positions for a prompt of {} ids",
+                               stages_.trunk(0).name, first.position, first.n_ids, load.ids.size()),
+                   "use the same program version for all services"});
 }
 
-Result<std::uint64_t> Pipeline::save_session(const msg::SaveSession& save) {
+std::uint64_t Pipeline::saved_bytes(const SessionTransfer& transfer) {
     std::uint64_t bytes = 0;
-    for (std::size_t i = 0; i < stages_.n_trunk(); ++i) {
-        ASSIGN_OR_RETURN(const msg::SavedSession saved,
-                         ask<msg::SavedSession>(stages_.trunk(i), save, options_.step_wait_ms));
-        bytes += saved.bytes;
-    }
+    for (const std::optional<msg::Body>& answer : transfer.answers)
+        bytes += std::get<msg::SavedSession>(*answer).bytes;
     return bytes;
 }
 

@@ -1,14 +1,16 @@
 #pragma once
 // What the stages can do, as calls: text to ids, rows to logits, logits to tokens, ids to text.
 //
-// Every call waits for its answer. After an error, stages().failure() tells which service it comes
-// from, and stages().ready() whether the stage is still there.
+// Every call waits for its answer, except that saving and loading sessions may take as long as
+// disks do and is looked at from time to time. After an error, stages().failure() tells which
+// service it comes from, and stages().ready() whether the stage is still there.
 //
 // Tensors stay where they are if they can: hidden rows and logits that a stage left in its arena
 // are passed on by reference when the next reader can open that arena, and travel through this
 // process as bytes otherwise. Both ways end in the same bits.
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -40,6 +42,14 @@ struct SampleJob {
     msg::SampleRow row;
 };
 
+/// A session on its way from memory to disk or back, on every trunk stage at once.
+struct SessionTransfer {
+    msg::Body request;  // SaveSession or LoadSession
+    std::vector<Stages::LongCall> calls;
+    std::vector<std::optional<msg::Body>> answers;
+    Deadline deadline = Deadline::after_ms(0);
+};
+
 class Pipeline {
   public:
     struct Options {
@@ -57,14 +67,20 @@ class Pipeline {
     Status open_session(std::uint64_t session, std::uint64_t max_positions,
                         const std::string& save_as);
 
-    /// Opens it with what was saved as load.name, where the prompt load.ids continues that; on
-    /// every trunk stage, or on none. Errors: those of the stages; incompatible, if their files
-    /// stand for different ids.
-    Result<msg::LoadedSession> load_session(const msg::LoadSession& load);
+    /// Begins to save a session, or to open one with what was saved as load.name where the prompt
+    /// load.ids continues that.
+    Result<SessionTransfer> begin(msg::Body save_or_load);
+    /// Whether all stages have answered, looking at each for `wait_ms`. After an error the transfer
+    /// is over; what some stages have loaded is dropped, and some may have saved the new file while
+    /// others have the old one: a load says so then.
+    Result<bool> poll(SessionTransfer& transfer, std::int64_t wait_ms);
+    void give_up(const SessionTransfer& transfer);
 
-    /// Saves it on every trunk stage; returns the bytes of all files. After an error some stages
-    /// may have the new file and others the old one: a load says so then.
-    Result<std::uint64_t> save_session(const msg::SaveSession& save);
+    /// Of a transfer that is over. Errors: incompatible, if the files of the stages stand for
+    /// different ids; internal. The session is dropped then.
+    Result<msg::LoadedSession> loaded(const SessionTransfer& transfer);
+    /// The bytes of all files.
+    static std::uint64_t saved_bytes(const SessionTransfer& transfer);
 
     /// Runs the plan's rows through all layers.
     Result<Logits> step(const StepPlan& plan);
@@ -85,6 +101,8 @@ class Pipeline {
                   std::vector<msg::Bytes>* answered = nullptr);
     template <typename T>
     Result<T> answer(Stage& stage, Result<transport::Reply> reply);
+    template <typename T>
+    Status is_answer(Stage& stage, const Result<transport::Reply>& reply);
     Result<StageOutput> run_stage(std::size_t i, const StepPlan& plan, StageOutput hidden);
     Status load(Stage& owner, StageOutput& output, msg::Bytes& bytes);
     Result<StageOutput> forward(Stage& owner, StageOutput output, bool reader_can);

@@ -83,7 +83,7 @@ Need need_of(const GenerationRequest& request) noexcept {
     Need need;
     need.session = request.session;
     need.position = request.n_fed;
-    need.ids = std::span(request.ids).subspan(request.n_fed);
+    if (!request.transfer.has_value()) need.ids = std::span(request.ids).subspan(request.n_fed);
     need.n_prompt_left = request.n_prompt - std::min(request.n_fed, request.n_prompt);
     need.want_all = request.submit.want_logits == msg::WantLogits::all && need.n_prompt_left > 0;
     return need;

@@ -12,6 +12,7 @@
 #include "common/transport/messages/gateway.h"
 #include "common/transport/server.h"
 #include "services/gateway/compatibility.h"
+#include "services/gateway/pipeline.h"
 #include "services/gateway/step_plan.h"
 #include "services/gateway/stop_strings.h"
 
@@ -33,11 +34,19 @@ struct GenerationRequest {
     StopStrings stop_strings;
     std::vector<std::uint32_t> stop_ids;  // the model's own and the request's
 
+    // While its session is loaded, or saved: it takes no part in steps.
+    std::optional<SessionTransfer> transfer;
+    msg::Finished finished;  // to be sent when the session has been saved
+
     Clock::time_point prefill_started;
     Clock::time_point decode_started;
 
     std::size_t n_generated() const noexcept { return ids.size() - n_prompt; }
     bool prompt_done() const noexcept { return n_fed >= n_prompt; }
+    bool is_loading() const noexcept {
+        return transfer.has_value() && std::holds_alternative<msg::LoadSession>(transfer->request);
+    }
+    bool is_saving() const noexcept { return transfer.has_value() && !is_loading(); }
 };
 
 inline constexpr std::size_t kMaxStopStrings = 16;

@@ -16,6 +16,7 @@ namespace {
 
 constexpr std::int64_t kIdleMs = 1000;   // between signs of life of the stages
 constexpr std::int64_t kMissingMs = 20;  // between looks for a missing stage
+constexpr std::int64_t kTransferMs = 4;  // between looks at sessions that are saved or loaded
 
 }  // namespace
 
@@ -70,8 +71,9 @@ void Service::run() {
         start_queued();
         expire_queued();
         loop_.step();
+        take_returned();
         if (!stages_->ready()) loop_.fail_all(stages_->loss());
-        if (loop_.idle()) wait();
+        if (!loop_.computes()) wait();
     }
     end_all({{ErrorCode::unavailable, "the gateway is stopping", "ask again when it is back"}, ""});
 }
@@ -118,7 +120,8 @@ void Service::submit(transport::Request& request, msg::Submit& submit) {
     }
     auto entry = std::make_unique<GenerationRequest>();
     // Not guessable from another request's: a client cancels only what it started.
-    entry->handle = splitmix_finalise(server_.instance() + ++n_handles_);
+    // At most 2^53, so that a program that reads JSON numbers as doubles gets it right.
+    entry->handle = (splitmix_finalise(server_.instance() + ++n_handles_) >> 11U) | 1U;
     entry->submit = std::move(submit);
     entry->client = request.responder;
     entry->arrived = Clock::now();
@@ -141,7 +144,7 @@ void Service::tend_stages() {
     // Running requests find out by themselves.
     // Before the first request after a pause every stage is asked: a connection may have broken
     // since.
-    if (loop_.idle()) stages_->verify(queue_.empty() ? kIdleMs : 0);
+    if (!loop_.computes()) stages_->verify(loop_.idle() && !queue_.empty() ? 0 : kIdleMs);
     if (stages_->ready()) {
         missing_since_ = Clock::now();
         return;
@@ -207,6 +210,20 @@ void Service::start_queued() {
     }
 }
 
+/// What could not be loaded is judged as if start() had refused it.
+void Service::take_returned() {
+    for (GenerationLoop::Returned& returned : loop_.take_returned()) {
+        const bool may_fit_later =
+            returned.failure.error.code == ErrorCode::resource_exhausted && !loop_.idle();
+        if (may_fit_later || !stages_->ready()) {
+            queue_.push_front(std::move(returned.request));
+        } else {
+            ++refused_;
+            returned.request->client.send_failure(std::move(returned.failure));
+        }
+    }
+}
+
 /// Requests do not wait for a missing stage forever.
 void Service::expire_queued() {
     if (stages_->ready()) return;
@@ -224,8 +241,8 @@ void Service::expire_queued() {
 
 void Service::wait() {
     const bool waiting = !stages_->ready() || !queue_.empty();
-    if (auto request = server_.next(Deadline::after_ms(waiting ? kMissingMs : kIdleMs)))
-        take(std::move(*request));
+    const std::int64_t wait_ms = !loop_.idle() ? kTransferMs : waiting ? kMissingMs : kIdleMs;
+    if (auto request = server_.next(Deadline::after_ms(wait_ms))) take(std::move(*request));
 }
 
 void Service::end_all(const msg::Failure& failure) {

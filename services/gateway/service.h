@@ -59,6 +59,7 @@ class Service {
     void accept_queued();
     bool accept(GenerationRequest& request);
     void start_queued();
+    void take_returned();
     void expire_queued();
     void wait();
     void end_all(const msg::Failure& failure);

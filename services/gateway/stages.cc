@@ -224,6 +224,19 @@ Result<transport::Reply> Stages::receive(Stage& stage, std::uint64_t call_id, De
     return reply;
 }
 
+std::optional<Result<transport::Reply>> Stages::poll(Stage& stage, LongCall& call,
+                                                     std::int64_t wait_ms) {
+    auto reply = stage.channel->receive(call.id, Deadline::after_ms(wait_ms));
+    if (reply.has_value()) return reply;
+    // As in wait_for(): a deadline is this wait's own unless the call turns out to be over.
+    if (call.silence.has_value() && reply.error().code == ErrorCode::internal)
+        return judge(stage, *call.silence);
+    if (reply.error().code != ErrorCode::deadline_exceeded)
+        return judge(stage, std::move(reply).error());
+    call.silence = std::move(reply).error();
+    return std::nullopt;
+}
+
 /// Waits in slices: a step may take minutes, and meanwhile this process may be asked to stop, or
 /// another stage may die.
 Result<transport::Reply> Stages::wait_for(Stage& stage, std::uint64_t call_id, Deadline deadline) {

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -91,6 +92,14 @@ class Stages {
                                   Deadline deadline);
     Result<std::uint64_t> send(Stage& stage, msg::Body body, std::vector<msg::Bytes> frames);
     Result<transport::Reply> receive(Stage& stage, std::uint64_t call_id, Deadline deadline);
+    /// A call that is waited for while others are made.
+    struct LongCall {
+        std::uint64_t id = 0;
+        std::optional<Error> silence;
+    };
+    /// Its answer or error, as receive() would give it, if it is there within `wait_ms`.
+    std::optional<Result<transport::Reply>> poll(Stage& stage, LongCall& call,
+                                                 std::int64_t wait_ms);
     /// For an answer that came and is wrong: the stage is to blame, but there.
     Error blame(Stage& stage, Error error);
     /// The error of the last call that gave none, with the service that first said it.

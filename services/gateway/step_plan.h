@@ -19,7 +19,7 @@ namespace k3::gateway {
 struct Need {
     std::uint64_t session = 0;
     std::uint64_t position = 0;          // of the first of `ids`: the session's next
-    std::span<const std::uint32_t> ids;  // not fed yet, at least one
+    std::span<const std::uint32_t> ids;  // not fed yet; none: the request has no part in the step
     std::size_t n_prompt_left = 0;       // how many of `ids`, from the front, belong to the prompt
     bool want_all = false;               // logits of every prompt row, not only of the last row
 };

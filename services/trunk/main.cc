@@ -52,6 +52,7 @@ struct TrunkSettings {
     std::string direct_reads = "auto";
     std::uint64_t session_bytes = 0;
     std::string session_dir;
+    std::uint64_t session_dir_bytes = 0;
     double mla_norm_eps = 1e-6;
     std::string mla_cache = "fp32";
 };
@@ -98,6 +99,9 @@ Result<Settings::Action> read_settings(int argc, const char* const* argv, TrunkS
                        "memory for all sessions; 0: a quarter of what is free after loading");
     settings.add_text("session_dir", &out.session_dir,
                       "directory of saved sessions; empty: none can be saved or loaded");
+    settings.add_bytes("session_dir_bytes", &out.session_dir_bytes,
+                       "limit of all sessions in it: those that were not used for the longest time "
+                       "are removed; 0: none");
     settings.add_number("mla_norm_eps", &out.mla_norm_eps, 1e-12, 1e-2,
                         "epsilon of the two low-rank norms of MLA, which config.json leaves open");
     settings.add_choice("mla_cache", &out.mla_cache, {"fp32", "bf16"},
@@ -320,7 +324,7 @@ Status build(const TrunkSettings& settings, transport::Server& server, Parts& pa
         SessionTable::Options{static_cast<std::uint32_t>(settings.max_sessions), budget,
                               config.max_positions});
     parts.saved = std::make_unique<SessionDirectory>(
-        settings.session_dir,
+        SessionDirectory::Options{settings.session_dir, settings.session_dir_bytes},
         SessionOrigin{parts.model.fingerprint, range, config.n_layers, config.mla.lora_norm_eps,
                       config.mla.cache},
         parts.sessions->layout(), config.max_positions);
@@ -368,6 +372,7 @@ int run(const TrunkSettings& settings) {
         if (!request.has_value()) {
             wake.idle();
             parts.experts->look_after_servers();
+            parts.service->tend();
             continue;
         }
         if (settings.wake == "fast") wake.busy();

@@ -45,7 +45,8 @@ Service::Service(Stage& stage, SessionTable& sessions, const SessionDirectory& s
       session_bytes_(counters.add("session_bytes")),
       n_saved_(counters.add("saved_sessions")),
       n_loaded_(counters.add("loaded_sessions")),
-      loaded_positions_(counters.add("loaded_positions")) {}
+      loaded_positions_(counters.add("loaded_positions")),
+      jobs_(sessions) {}
 
 msg::TrunkFacts Service::facts() const noexcept {
     const model::ModelConfig& config = stage_.config();
@@ -65,23 +66,44 @@ msg::TrunkFacts Service::facts() const noexcept {
 }
 
 void Service::handle(transport::Request request) {
-    std::vector<msg::Bytes> out;
-    has_run_ = false;
-    Result<msg::Body> result = answer(request.envelope.body, request.frames, out);
-    count_sessions();
-    if (result.has_value()) {
-        request.responder.send(std::move(result).value(), std::move(out));
+    tend();
+    msg::Body& body = request.envelope.body;
+    if (auto* save = std::get_if<msg::SaveSession>(&body)) {
+        const Status started = start_save(std::move(*save), request.responder);
+        if (!started.has_value()) refuse(request.responder, started.error());
         return;
     }
-    // A step that reached the layers failed for a reason of this pipeline; anything else was asked
-    // for wrongly, which is the caller's to report.
-    add(has_run_ ? n_failed_ : n_refused_, 1);
-    if (has_run_) log::error("step failed: " + result.error().sentence());
-    msg::Failure failure{std::move(result).error(), has_run_ ? experts_.failed_service() : ""};
-    if (failure.service.empty())
-        request.responder.send_error(failure.error);
+    if (auto* load = std::get_if<msg::LoadSession>(&body)) {
+        const Status started = start_load(std::move(*load), request.responder);
+        if (!started.has_value()) refuse(request.responder, started.error());
+        count_sessions();
+        return;
+    }
+    std::vector<msg::Bytes> out;
+    has_run_ = false;
+    Result<msg::Body> result = answer(body, request.frames, out);
+    count_sessions();
+    if (result.has_value())
+        request.responder.send(std::move(result).value(), std::move(out));
     else
-        request.responder.send_failure(std::move(failure));
+        refuse(request.responder, std::move(result).error());
+}
+
+void Service::tend() {
+    jobs_.collect();
+    count_sessions();
+}
+
+/// A step that reached the layers failed for a reason of this pipeline; anything else was asked
+/// for wrongly, which is the caller's to report.
+void Service::refuse(const transport::Responder& responder, Error error) {
+    add(has_run_ ? n_failed_ : n_refused_, 1);
+    if (has_run_) log::error("step failed: " + error.sentence());
+    msg::Failure failure{std::move(error), has_run_ ? experts_.failed_service() : ""};
+    if (failure.service.empty())
+        responder.send_error(failure.error);
+    else
+        responder.send_failure(std::move(failure));
 }
 
 Result<msg::Body> Service::answer(const msg::Body& body, std::vector<msg::Bytes>& in,
@@ -100,14 +122,6 @@ Result<msg::Body> Service::answer(const msg::Body& body, std::vector<msg::Bytes>
     if (const auto* drop = std::get_if<msg::DropSession>(&body)) {
         sessions_.drop(drop->session);
         return msg::Body(msg::Done{});
-    }
-    if (const auto* asked = std::get_if<msg::SaveSession>(&body)) {
-        ASSIGN_OR_RETURN(const msg::SavedSession result, save(*asked));
-        return msg::Body(result);
-    }
-    if (const auto* asked = std::get_if<msg::LoadSession>(&body)) {
-        ASSIGN_OR_RETURN(const msg::LoadedSession result, load(*asked));
-        return msg::Body(result);
     }
     if (const auto* asked = std::get_if<msg::Step>(&body)) {
         ASSIGN_OR_RETURN(msg::StepResult result, step(*asked, in, out));
@@ -149,20 +163,47 @@ Result<msg::StepResult> Service::step(const msg::Step& step, std::vector<msg::By
     return result;
 }
 
-Result<msg::SavedSession> Service::save(const msg::SaveSession& save) {
-    const Clock::time_point begin = Clock::now();
+Status Service::start_save(msg::SaveSession save, const transport::Responder& responder) {
+    has_run_ = false;
     ASSIGN_OR_RETURN(Session * session, sessions_.find(save.session));
-    ASSIGN_OR_RETURN(const std::uint64_t bytes, saved_.save(save.name, save.ids, *session));
+    const std::uint64_t id = save.session;
+    jobs_.start(SessionJobs::Kind::save, id, responder,
+                [this, session, save = std::move(save)](const GiveUp& give_up) {
+                    auto result = this->save(save, *session, give_up);
+                    if (!result.has_value()) add(n_refused_, 1);
+                    return result;
+                });
+    return Status::ok();
+}
+
+/// The session is reserved here, where sessions are counted; everything that touches the disk waits
+/// for its turn.
+Status Service::start_load(msg::LoadSession load, const transport::Responder& responder) {
+    has_run_ = false;
+    ASSIGN_OR_RETURN(Session * session, sessions_.open(load.session, load.max_positions));
+    const std::uint64_t id = load.session;
+    jobs_.start(SessionJobs::Kind::load, id, responder,
+                [this, session, load = std::move(load)](const GiveUp& give_up) {
+                    auto result = this->load(load, *session, give_up);
+                    if (!result.has_value()) add(n_refused_, 1);
+                    return result;
+                });
+    return Status::ok();
+}
+
+Result<msg::Body> Service::save(const msg::SaveSession& save, Session& session,
+                                const GiveUp& give_up) {
+    const Clock::time_point begin = Clock::now();
+    ASSIGN_OR_RETURN(const std::uint64_t bytes, saved_.save(save.name, save.ids, session, give_up));
     add(n_saved_, 1);
     log::info("saved session name=" + save.name + " positions=" + std::to_string(save.ids.size()) +
               " bytes=" + std::to_string(bytes) +
               " ms=" + std::to_string(ns_since(begin) / 1'000'000));
-    return msg::SavedSession{bytes};
+    return msg::Body(msg::SavedSession{bytes});
 }
 
-/// The file is judged before the session is opened, and the session is reserved before the state is
-/// read: what is refused costs nothing.
-Result<msg::LoadedSession> Service::load(const msg::LoadSession& load) {
+Result<msg::Body> Service::load(const msg::LoadSession& load, Session& session,
+                                const GiveUp& give_up) {
     const Clock::time_point begin = Clock::now();
     if (!load.save_as.empty()) RETURN_IF_ERROR(saved_.check_save(load.save_as));
     ASSIGN_OR_RETURN(const SessionFile file, saved_.open(load.name));
@@ -172,24 +213,20 @@ Result<msg::LoadedSession> Service::load(const msg::LoadSession& load) {
     result.n_ids = ids.size();
     result.n_agreed = static_cast<std::uint64_t>(agreed.first - ids.begin());
     const bool is_prefix = agreed.first == ids.end() && ids.size() < load.ids.size();
-    if (is_prefix && load.max_positions < ids.size())
+    if (!is_prefix) return msg::Body(result);
+    if (load.max_positions < ids.size())
         return Error{ErrorCode::invalid_argument,
                      "session " + std::to_string(load.session) + " was asked to hold " +
                          std::to_string(load.max_positions) + " positions, but '" + load.name +
                          "' has " + std::to_string(ids.size()),
                      "ask for more positions"};
-    ASSIGN_OR_RETURN(Session * session, sessions_.open(load.session, load.max_positions));
-    if (!is_prefix) return result;
-    if (Status filled = file.read_into(*session); !filled.has_value()) {
-        sessions_.drop(load.session);
-        return std::move(filled).error();
-    }
-    result.position = session->position();
+    RETURN_IF_ERROR(file.read_into(session, give_up));
+    result.position = session.position();
     add(n_loaded_, 1);
     add(loaded_positions_, result.position);
     log::info("loaded session name=" + load.name + " positions=" + std::to_string(ids.size()) +
               " ms=" + std::to_string(ns_since(begin) / 1'000'000));
-    return result;
+    return msg::Body(result);
 }
 
 void Service::count_sessions() noexcept {

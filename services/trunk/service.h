@@ -2,7 +2,8 @@
 // The messages of a trunk stage: open, fork, drop, save and load sessions, and step rows through
 // the layers.
 //
-// Threads: the service loop calls handle(); the connection thread only reads the counters.
+// Threads: the service loop calls handle() and tend(); sessions are saved and loaded on a thread of
+// their own (session_jobs.h); the connection thread only reads the counters.
 
 #include <cstdint>
 #include <string>
@@ -16,6 +17,7 @@
 #include "common/transport/server.h"
 #include "services/trunk/session.h"
 #include "services/trunk/session_directory.h"
+#include "services/trunk/session_jobs.h"
 #include "services/trunk/stage.h"
 #include "services/trunk/step_request.h"
 
@@ -32,8 +34,12 @@ class Service {
     Service& operator=(const Service&) = delete;
     ~Service() = default;
 
-    /// Answers any request: a result, or an error that names what is wrong with it.
+    /// Answers any request: a result, or an error that names what is wrong with it. What is saved
+    /// or loaded is answered when it is.
     void handle(transport::Request request);
+
+    /// Gives back what saved and dropped sessions still hold; now and then, when nobody asks.
+    void tend();
 
     /// What Hello tells about this stage.
     msg::TrunkFacts facts() const noexcept;
@@ -43,8 +49,12 @@ class Service {
                              std::vector<msg::Bytes>& out);
     Result<msg::StepResult> step(const msg::Step& step, std::vector<msg::Bytes>& in,
                                  std::vector<msg::Bytes>& out);
-    Result<msg::SavedSession> save(const msg::SaveSession& save);
-    Result<msg::LoadedSession> load(const msg::LoadSession& load);
+    Status start_save(msg::SaveSession save, const transport::Responder& responder);
+    Status start_load(msg::LoadSession load, const transport::Responder& responder);
+    void refuse(const transport::Responder& responder, Error error);
+    // On the thread of the jobs:
+    Result<msg::Body> save(const msg::SaveSession& save, Session& session, const GiveUp& give_up);
+    Result<msg::Body> load(const msg::LoadSession& load, Session& session, const GiveUp& give_up);
     void count_sessions() noexcept;
 
     Stage& stage_;
@@ -71,6 +81,7 @@ class Service {
     std::atomic<std::uint64_t>& n_saved_;
     std::atomic<std::uint64_t>& n_loaded_;
     std::atomic<std::uint64_t>& loaded_positions_;
+    SessionJobs jobs_;  // last: its thread uses what stands before it
 };
 
 }  // namespace k3::trunk

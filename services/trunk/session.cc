@@ -1,8 +1,10 @@
 #include "services/trunk/session.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
+#include "common/base/check.h"
 #include "common/base/settings.h"
 
 namespace k3::trunk {
@@ -147,8 +149,32 @@ Status SessionTable::fork(std::uint64_t source, std::uint64_t target, std::uint6
 void SessionTable::drop(std::uint64_t id) {
     auto found = sessions_.find(id);
     if (found == sessions_.end()) return;
-    used_bytes_ -= layout_.bytes(found->second->max_positions());
+    if (found->second->lent_for_.empty()) {
+        used_bytes_ -= layout_.bytes(found->second->max_positions());
+    } else {
+        found->second->is_dropped_ = true;
+        dropped_.push_back(std::move(found->second));
+    }
     sessions_.erase(found);
+}
+
+Session& SessionTable::lend(std::uint64_t id, std::string reason) {
+    const auto found = sessions_.find(id);
+    K3_CHECK(found != sessions_.end() && found->second->lent_for_.empty(), std::to_string(id));
+    found->second->lent_for_ = std::move(reason);
+    return *found->second;
+}
+
+void SessionTable::take_back(Session& session, bool drop_it) {
+    session.lent_for_.clear();
+    const auto dropped = std::find_if(dropped_.begin(), dropped_.end(),
+                                      [&](const auto& one) { return one.get() == &session; });
+    if (dropped != dropped_.end()) {
+        used_bytes_ -= layout_.bytes(session.max_positions());
+        dropped_.erase(dropped);
+    } else if (drop_it) {
+        drop(session.id());
+    }
 }
 
 Result<Session*> SessionTable::find(std::uint64_t id) {
@@ -156,6 +182,10 @@ Result<Session*> SessionTable::find(std::uint64_t id) {
     if (found == sessions_.end())
         return Error{ErrorCode::not_found, "session " + std::to_string(id) + " is not open",
                      "open it first; a restarted trunk has forgotten every session"};
+    if (!found->second->lent_for_.empty())
+        return Error{ErrorCode::unavailable,
+                     "session " + std::to_string(id) + " " + found->second->lent_for_,
+                     "wait for the answer to that request first"};
     if (!found->second->poison().empty())
         return Error{ErrorCode::unavailable,
                      "session " + std::to_string(id) +

@@ -8,8 +8,10 @@
 // find the budget used up. Everything of one KDA head lies together, because one thread takes one
 // head through all rows of a step.
 //
-// One thread uses everything here.
+// One thread uses everything here, except that a session may be lent to another one, which then has
+// its state to itself.
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -94,6 +96,8 @@ class Session {
     /// Why the session cannot be used any more; empty while it can.
     const std::string& poison() const noexcept { return poison_; }
     void set_poison(std::string reason) { poison_ = std::move(reason); }
+    /// Any thread: nobody will ask for the session again.
+    bool is_dropped() const noexcept { return is_dropped_; }
 
     KdaHeadState kda(std::uint32_t layer, std::size_t head) noexcept;
     MlaState mla(std::uint32_t layer) noexcept;
@@ -112,12 +116,15 @@ class Session {
     void copy_from(Session& source) noexcept;
 
   private:
+    friend class SessionTable;
     explicit Session(const SessionLayout& layout) : layout_(layout) {}
     const SessionLayout& layout_;
     std::uint64_t id_ = 0;
     std::uint64_t max_positions_ = 0;
     std::uint64_t position_ = 0;
     std::string poison_;
+    std::string lent_for_;  // "is being saved"; empty: it is here
+    std::atomic<bool> is_dropped_{false};
     Buffer<std::byte> memory_;  // KDA layers, then per MLA layer latent and rope
     Buffer<float> scores_;      // [n_threads, max_positions] if there are MLA layers
 };
@@ -139,11 +146,17 @@ class SessionTable {
     Result<Session*> open(std::uint64_t id, std::uint64_t max_positions);
     /// Errors: those of open and of find, invalid_argument (source is longer than max_positions).
     Status fork(std::uint64_t source, std::uint64_t target, std::uint64_t max_positions);
-    /// Dropping an unknown session is fine.
+    /// Dropping an unknown session is fine. A session that is lent keeps its memory until it is
+    /// back; its number is free at once.
     void drop(std::uint64_t id);
 
-    /// Errors: not_found, or what poisoned it as `unavailable`.
+    /// Errors: not_found; unavailable: what poisoned it, or what it is lent for.
     Result<Session*> find(std::uint64_t id);
+
+    /// Gives an open session away: until take_back() nothing here touches its state. `reason`
+    /// completes "session 3 ...".
+    Session& lend(std::uint64_t id, std::string reason);
+    void take_back(Session& session, bool drop_it);
 
     const SessionLayout& layout() const noexcept { return layout_; }
     std::size_t size() const noexcept { return sessions_.size(); }
@@ -156,6 +169,7 @@ class SessionTable {
     Options options_;
     std::uint64_t used_bytes_ = 0;
     std::unordered_map<std::uint64_t, std::unique_ptr<Session>> sessions_;
+    std::vector<std::unique_ptr<Session>> dropped_;  // while they were lent
 };
 
 }  // namespace k3::trunk

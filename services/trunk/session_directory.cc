@@ -9,8 +9,11 @@
 #include <system_error>
 #include <vector>
 
+#include "common/base/log.h"
 #include "common/model/session_name.h"
+#include "common/storage/atomic_file.h"
 #include "common/storage/file.h"
+#include "services/trunk/session_retention.h"
 
 namespace k3::trunk {
 
@@ -62,8 +65,8 @@ Status SessionDirectory::check_save(const std::string& name) const {
 }
 
 Result<std::uint64_t> SessionDirectory::save(const std::string& name,
-                                             std::span<const std::uint32_t> ids,
-                                             Session& session) const {
+                                             std::span<const std::uint32_t> ids, Session& session,
+                                             const GiveUp& give_up) const {
     if (ids.size() != session.position() || ids.empty())
         return Error{ErrorCode::invalid_argument,
                      "session " + std::to_string(session.id()) + " has " +
@@ -71,7 +74,14 @@ Result<std::uint64_t> SessionDirectory::save(const std::string& name,
                          std::to_string(ids.size()) + " ids",
                      "give the id of every position, of at least one"};
     RETURN_IF_ERROR(check_save(name));
-    return write_session_file(file_of(name), origin_, layout_, ids, session);
+    if (limit_bytes_ > 0) {
+        ASSIGN_OR_RETURN(
+            const std::vector<std::string> removed,
+            make_room(path_, limit_bytes_, file_of(name), session_file_bytes(layout_, ids.size())));
+        for (const std::string& old : removed)
+            log::info("removed a saved session that was not used for the longest time name=" + old);
+    }
+    return write_session_file(file_of(name), origin_, layout_, ids, session, give_up);
 }
 
 Result<SessionFile> SessionDirectory::open(const std::string& name) const {
@@ -80,6 +90,15 @@ Result<SessionFile> SessionDirectory::open(const std::string& name) const {
     std::error_code error;
     if (fs::symlink_status(file, error).type() == fs::file_type::not_found) return absent(name);
     return SessionFile::open(file, origin_, layout_, max_positions_);
+}
+
+void SessionDirectory::sweep() const {
+    if (path_.empty()) return;
+    storage::sweep_partial_files(path_, [](const std::string& name, const fs::path& partial) {
+        std::error_code error;
+        return model::check_session_name(name).has_value() &&
+               (fs::file_size(partial, error) == 0 || is_session_file(partial));
+    });
 }
 
 Error SessionDirectory::absent(const std::string& name) const {

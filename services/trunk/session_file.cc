@@ -1,5 +1,7 @@
 #include "services/trunk/session_file.h"
 
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <xxhash.h>
 
 #include <algorithm>
@@ -85,21 +87,21 @@ std::string cache_text(std::uint32_t value_bytes) {
     return "values of " + std::to_string(value_bytes) + " bytes";
 }
 
-/// Of a whole file: header, ids, layers, each but the header followed by its checksum.
-std::uint64_t file_bytes_of(const SessionLayout& layout, std::uint64_t n_ids) {
-    std::uint64_t bytes = sizeof(Header) + n_ids * sizeof(std::uint32_t) + kChecksumBytes;
-    for (std::uint32_t layer = layout.range().first; layer < layout.range().end(); ++layer)
-        bytes += layout.layer_bytes(layer, n_ids) + kChecksumBytes;
-    return bytes;
+Status check_going_on(const GiveUp& give_up, const std::filesystem::path& path) {
+    if (!give_up || !give_up()) return Status::ok();
+    return Error{ErrorCode::cancelled, "work on " + path.string() + " was given up",
+                 "ask again when the trunk runs"};
 }
 
-Status append_section(storage::AtomicFile& file, std::span<const std::byte> first,
-                      std::span<const std::byte> second) {
+Status append_section(storage::AtomicFile& file, const std::filesystem::path& path,
+                      std::span<const std::byte> first, std::span<const std::byte> second,
+                      const GiveUp& give_up) {
     Checksum checksum;
     for (const std::span<const std::byte> part : {first, second}) {
         for (std::size_t at = 0; at < part.size(); at += kPieceBytes) {
             const auto piece = part.subspan(at, std::min(kPieceBytes, part.size() - at));
             checksum.add(piece);
+            RETURN_IF_ERROR(check_going_on(give_up, path));
             RETURN_IF_ERROR(file.append(piece));
         }
     }
@@ -115,11 +117,12 @@ Error damaged(const std::filesystem::path& path, const std::string& what) {
 /// Fills both parts from `offset` on; `what` names the section in an error.
 Status read_section(int fd, const std::filesystem::path& path, std::uint64_t offset,
                     std::span<std::byte> first, std::span<std::byte> second,
-                    const std::string& what) {
+                    const std::string& what, const GiveUp& give_up) {
     Checksum checksum;
     for (const std::span<std::byte> part : {first, second}) {
         for (std::size_t at = 0; at < part.size(); at += kPieceBytes) {
             const auto piece = part.subspan(at, std::min(kPieceBytes, part.size() - at));
+            RETURN_IF_ERROR(check_going_on(give_up, path));
             RETURN_IF_ERROR(storage::read_exactly(fd, offset, piece, path));
             checksum.add(piece);
             offset += piece.size();
@@ -181,14 +184,23 @@ Status check_origin(const Header& header, const std::filesystem::path& path,
 
 }  // namespace
 
+/// Header, ids, layers, each but the header followed by its checksum.
+std::uint64_t session_file_bytes(const SessionLayout& layout, std::uint64_t n_ids) {
+    std::uint64_t bytes = sizeof(Header) + n_ids * sizeof(std::uint32_t) + kChecksumBytes;
+    for (std::uint32_t layer = layout.range().first; layer < layout.range().end(); ++layer)
+        bytes += layout.layer_bytes(layer, n_ids) + kChecksumBytes;
+    return bytes;
+}
+
 Result<std::uint64_t> write_session_file(const std::filesystem::path& path,
                                          const SessionOrigin& origin, const SessionLayout& layout,
-                                         std::span<const std::uint32_t> ids, Session& session) {
+                                         std::span<const std::uint32_t> ids, Session& session,
+                                         const GiveUp& give_up) {
     K3_CHECK(ids.size() == session.position(), std::to_string(ids.size()));
     Header header;
     K3_CHECK(origin.fingerprint.size() == header.fingerprint.size(), origin.fingerprint);
     header.header_bytes = sizeof(Header);
-    header.file_bytes = file_bytes_of(layout, ids.size());
+    header.file_bytes = session_file_bytes(layout, ids.size());
     header.n_ids = ids.size();
     std::copy(origin.fingerprint.begin(), origin.fingerprint.end(), header.fingerprint.begin());
     header.first_layer = origin.range.first;
@@ -201,10 +213,10 @@ Result<std::uint64_t> write_session_file(const std::filesystem::path& path,
     ASSIGN_OR_RETURN(storage::AtomicFile file,
                      storage::AtomicFile::create(path, header.file_bytes));
     RETURN_IF_ERROR(file.append(std::as_bytes(std::span(&header, 1))));
-    RETURN_IF_ERROR(append_section(file, std::as_bytes(ids), {}));
+    RETURN_IF_ERROR(append_section(file, path, std::as_bytes(ids), {}, give_up));
     for (std::uint32_t layer = origin.range.first; layer < origin.range.end(); ++layer) {
         const LayerState state = session.layer_state(layer, ids.size());
-        RETURN_IF_ERROR(append_section(file, state.first, state.second));
+        RETURN_IF_ERROR(append_section(file, path, state.first, state.second, give_up));
     }
     RETURN_IF_ERROR(file.commit());
     return header.file_bytes;
@@ -223,6 +235,7 @@ Result<SessionFile> SessionFile::open(const std::filesystem::path& path,
                                       const SessionOrigin& origin, const SessionLayout& layout,
                                       std::uint64_t max_positions) {
     ASSIGN_OR_RETURN(storage::OpenFile opened, storage::open_regular(path));
+    ::flock(opened.fd.get(), LOCK_SH | LOCK_NB);
     Header header;
     if (opened.bytes < sizeof(header))
         return damaged(path, "is not a saved session: it has " + std::to_string(opened.bytes) +
@@ -236,10 +249,12 @@ Result<SessionFile> SessionFile::open(const std::filesystem::path& path,
     if (header.n_ids == 0 || header.n_ids > max_positions)
         return damaged(path, "holds " + std::to_string(header.n_ids) + " positions, 1 to " +
                                  std::to_string(max_positions) + " are possible");
-    if (header.file_bytes != file_bytes_of(layout, header.n_ids))
+    if (header.file_bytes != session_file_bytes(layout, header.n_ids))
         return damaged(path, "has " + std::to_string(header.file_bytes) + " bytes, " +
                                  std::to_string(header.n_ids) + " positions take " +
-                                 std::to_string(file_bytes_of(layout, header.n_ids)));
+                                 std::to_string(session_file_bytes(layout, header.n_ids)));
+    // A directory that may only be read has no limit to be removed by either.
+    ::futimens(opened.fd.get(), nullptr);
     SessionFile file(path, std::move(opened.fd), layout);
     RETURN_IF_ERROR(file.read_ids(header.n_ids));
     return file;
@@ -248,16 +263,16 @@ Result<SessionFile> SessionFile::open(const std::filesystem::path& path,
 Status SessionFile::read_ids(std::uint64_t n_ids) {
     ids_.resize(n_ids);
     return read_section(fd_.get(), path_, sizeof(Header), std::as_writable_bytes(std::span(ids_)),
-                        {}, "its ids");
+                        {}, "its ids", {});
 }
 
-Status SessionFile::read_into(Session& session) const {
+Status SessionFile::read_into(Session& session, const GiveUp& give_up) const {
     K3_CHECK(ids_.size() <= session.max_positions(), std::to_string(ids_.size()));
     std::uint64_t offset = sizeof(Header) + ids_.size() * sizeof(std::uint32_t) + kChecksumBytes;
     for (std::uint32_t layer = layout_.range().first; layer < layout_.range().end(); ++layer) {
         const LayerState state = session.layer_state(layer, ids_.size());
         RETURN_IF_ERROR(read_section(fd_.get(), path_, offset, state.first, state.second,
-                                     "layer " + std::to_string(layer)));
+                                     "layer " + std::to_string(layer), give_up));
         offset += layout_.layer_bytes(layer, ids_.size()) + kChecksumBytes;
     }
     session.set_position(ids_.size());

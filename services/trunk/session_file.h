@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <span>
 #include <string>
 #include <utility>
@@ -30,17 +31,25 @@ struct SessionOrigin {
     model::MlaCache cache = model::MlaCache::f32;
 };
 
+/// Asked between two pieces of a file: true ends the work with `cancelled`. Null: never.
+using GiveUp = std::function<bool()>;
+
+/// Of the file of a session with so many ids.
+std::uint64_t session_file_bytes(const SessionLayout& layout, std::uint64_t n_ids);
+
 /// Saves `session`, whose positions hold `ids`: as many as it has. The file is complete and on the
 /// disk, or the one that was there before is unchanged. Returns its bytes.
-/// Errors: those of AtomicFile.
+/// Errors: those of AtomicFile, cancelled.
 Result<std::uint64_t> write_session_file(const std::filesystem::path& path,
                                          const SessionOrigin& origin, const SessionLayout& layout,
-                                         std::span<const std::uint32_t> ids, Session& session);
+                                         std::span<const std::uint32_t> ids, Session& session,
+                                         const GiveUp& give_up = {});
 
 /// Whether the file begins like a saved session, of any version. False if there is none.
 bool is_session_file(const std::filesystem::path& path);
 
-/// A saved session whose header and ids have been read and found good.
+/// A saved session whose header and ids have been read and found good. While it lives the file has
+/// a shared lock (flock), and a new time of modification: it is in use, and was used last.
 class SessionFile {
   public:
     /// `max_positions`: the model's context. Borrows `layout`.
@@ -55,8 +64,8 @@ class SessionFile {
     std::span<const std::uint32_t> ids() const noexcept { return ids_; }
 
     /// Fills a session that has room for all positions. After an error it holds nonsense and must
-    /// be dropped. Errors: corrupt (naming the layer), io.
-    Status read_into(Session& session) const;
+    /// be dropped. Errors: corrupt (naming the layer), io, cancelled.
+    Status read_into(Session& session, const GiveUp& give_up = {}) const;
 
   private:
     SessionFile(std::filesystem::path path, Fd fd, const SessionLayout& layout)

@@ -62,7 +62,7 @@ void flip_all_entries(const fs::path& cache) {
 
 /// The address sanitizer wants to be the first library; the slow one does no harm before it.
 std::string slowed_by(const std::string& us) {
-    return "env = { LD_PRELOAD = \"" + built("tests/support/libk3_slow_reads.so").string() +
+    return "env = { LD_PRELOAD = \"" + built("tests/support/libk3_slow_disk.so").string() +
            "\", K3_SLOW_READS_US = \"" + us + "\", ASAN_OPTIONS = \"verify_asan_link_order=0\" }\n";
 }
 

@@ -9,7 +9,6 @@
 #include <string>
 
 #include "common/kernels/kernel_table.h"
-#include "common/transport/channel.h"
 #include "tests/support/golden.h"
 #include "tests/support/pipeline.h"
 
@@ -82,23 +81,6 @@ void check_same(const Answer& answer, std::size_t prompt, std::uint32_t n) {
     std::size_t bytes = (expected.prompt_ids.size() + n) * 768 * 4;
     REQUIRE(answer.logits.size() == bytes);
     CHECK(std::memcmp(answer.logits.data(), expected.logits.data(), bytes) == 0);
-}
-
-/// A counter of one stage.
-std::uint64_t stage_counter(const Pipeline& pipeline, const std::string& stage,
-                            const std::string& name) {
-    transport::Channel::Options options;
-    options.endpoint = pipeline.stage(stage).endpoint;
-    options.peer = stage;
-    auto channel = transport::Channel::create(std::move(options)).value();
-    REQUIRE(channel->hello({}, Deadline::after_ms(10000)).has_value());
-    auto statistics = transport::expect<msg::Statistics>(
-        channel->call(msg::GetStatistics{}, {}, Deadline::after_ms(10000)), stage);
-    REQUIRE(statistics.has_value());
-    for (const msg::Counter& counter : statistics->counters)
-        if (counter.name == name) return counter.value;
-    FAIL("no counter " << name);
-    return 0;
 }
 
 /// Each prompt alone, then all at once, so that steps mix prefill and decode rows of all.
@@ -189,8 +171,7 @@ TEST_CASE("memory for the trunk's weights does not change a bit") {
     check_pipeline(pipeline, 8);
     const launcher::RunRecord record = world.record("streams").value();
     for (const launcher::StageRecord& stage : record.stages)
-        if (stage.kind == "trunk")
-            CHECK(stage_counter(pipeline, stage.name, "trunk_read_bytes") > 0);
+        if (stage.kind == "trunk") CHECK(pipeline.counter("trunk_read_bytes", stage.name) > 0);
 }
 
 TEST_CASE("the instruction set does not change a bit") {
@@ -229,9 +210,9 @@ TEST_CASE("the fast lane to the expert servers does not change a bit, nor does d
             world, on ? "lane" : "no-lane", golden_dir() / "tiny-k3",
             servers + (on ? "[trunk]\nspin_us = 20\n" : "[trunk]\nfast_lane = 'off'\n"));
         check_pipeline(pipeline, 16);
-        const std::uint64_t n_calls = stage_counter(pipeline, "trunk", "expert_calls");
+        const std::uint64_t n_calls = pipeline.counter("expert_calls", "trunk");
         CHECK(n_calls > 0);
-        CHECK(stage_counter(pipeline, "trunk", "expert_calls_fast_lane") == (on ? n_calls : 0));
+        CHECK(pipeline.counter("expert_calls_fast_lane", "trunk") == (on ? n_calls : 0));
     }
 }
 

@@ -3,6 +3,8 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <chrono>
+#include <future>
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -46,6 +48,12 @@ json finished_line(const std::string& out) {
     at = out.rfind('\n', out.size() - 2);
     return json::parse(out.substr(at == std::string::npos ? 0 : at + 1));
 }
+
+/// Removes a file at the end of a scope.
+struct Removal {
+    std::filesystem::path path;
+    ~Removal() { std::filesystem::remove(path); }
+};
 
 }  // namespace
 
@@ -210,4 +218,141 @@ TEST_CASE("a damaged session fails the request that names it, and no other") {
     CHECK(refused.ids.empty());
     next.load_session.clear();
     CHECK(pipeline.ask(next).logits == plain.logits);
+}
+
+TEST_CASE("while a session is saved or loaded other requests are served") {
+    World world;
+    TempDir sessions;
+    const std::filesystem::path sync_gate = world.path() / "sync-gate";
+    const std::filesystem::path read_gate = world.path() / "read-gate";
+    // The address sanitizer wants to be the first library; the slow one does no harm before it.
+    const std::string slow_disk =
+        "env = { LD_PRELOAD = '" + built("tests/support/libk3_slow_disk.so").string() +
+        "', K3_SYNC_GATE = '" + sync_gate.string() + "', K3_READ_GATE = '" + read_gate.string() +
+        "', K3_SLOW_FILES = '" + sessions.path().string() +
+        "', ASAN_OPTIONS = 'verify_asan_link_order=0' }\n";
+    Pipeline pipeline(world, "gated", golden_dir() / "tiny-k3",
+                      pipeline_tables(sessions.path(), "count = 2\n" + slow_disk, ""));
+    const msg::Submit other = request({9, 8, 7}, 5);
+    const Answer expected = pipeline.ask(other);
+    REQUIRE_MESSAGE(!expected.error.has_value(), expected.error->sentence());
+
+    const auto beside = [&](const msg::Submit& submit, const std::filesystem::path& gate) {
+        write_file(gate, "");
+        auto gated = std::async(std::launch::async, [&] { return pipeline.ask(submit); });
+        const Removal open_at_end{gate};
+        for (int i = 0; i < 3; ++i) {
+            const Answer served = pipeline.ask(other);
+            REQUIRE_MESSAGE(!served.error.has_value(), served.error->sentence());
+            CHECK(served.logits == expected.logits);
+        }
+        CHECK(gated.wait_for(std::chrono::seconds(0)) == std::future_status::timeout);
+        std::filesystem::remove(gate);
+        return gated.get();
+    };
+    msg::Submit first = request({5, 17, 31}, 6);
+    const Answer plain = pipeline.ask(first);
+    first.save_session = "s";
+    const Answer saved = beside(first, sync_gate);
+    REQUIRE_MESSAGE(!saved.error.has_value(), saved.error->sentence());
+    CHECK(saved.logits == plain.logits);
+    REQUIRE(saved.saved.has_value());
+    CHECK_FALSE(saved.saved->failure.has_value());
+
+    msg::Submit second = request(next_prompt(saved), 4);
+    const Answer straight = pipeline.ask(second);
+    second.load_session = "s";
+    const Answer loaded = beside(second, read_gate);
+    REQUIRE_MESSAGE(!loaded.error.has_value(), loaded.error->sentence());
+    REQUIRE(loaded.loaded.has_value());
+    CHECK(loaded.loaded->n_reused == saved.saved->n_ids);
+    CHECK(loaded.logits == tail(straight.logits, loaded.logits.size()));
+}
+
+TEST_CASE("files of two stages that were not saved together are refused, or stand for the same") {
+    World world;
+    TempDir sessions;
+    Pipeline pipeline(world, "mixed", golden_dir() / "tiny-k3",
+                      pipeline_tables(sessions.path(), "count = 2\n", ""));
+    const auto save = [&](std::vector<std::uint32_t> ids, std::uint32_t n, const char* name) {
+        msg::Submit submit = request(std::move(ids), n);
+        submit.save_session = name;
+        return pipeline.ask(submit);
+    };
+    const std::vector<std::uint32_t> prompt = {5, 17, 31, 201};
+    const Answer first = save(prompt, 2, "a");
+    const Answer longer = save(prompt, 3, "b");
+    const Answer another = save({5, 17, 31, 77}, 2, "c");
+    save(prompt, 2, "d");
+    std::filesystem::path later;  // the part of the second stage
+    for (const auto& entry : std::filesystem::directory_iterator(sessions.path()))
+        later = std::max(later, entry.path().filename());
+    const std::string layers = later.string().substr(1);
+    msg::Submit next = request(next_prompt(first), 4);
+    const Answer plain = pipeline.ask(next);
+    next.load_session = "a";
+    for (const std::string other : {"b", "c"}) {
+        CAPTURE(other);
+        std::filesystem::copy_file(sessions.path() / (other + layers),
+                                   sessions.path() / ("a" + layers),
+                                   std::filesystem::copy_options::overwrite_existing);
+        const Answer refused = pipeline.ask(next);
+        REQUIRE(refused.error.has_value());
+        CHECK(refused.error->code == ErrorCode::incompatible);
+        CHECK(has(refused.error->message, "the files of session 'a' do not belong together"));
+    }
+    // The same ids are the same state, whenever it was saved.
+    std::filesystem::copy_file(sessions.path() / ("d" + layers), sessions.path() / ("a" + layers),
+                               std::filesystem::copy_options::overwrite_existing);
+    const Answer same = pipeline.ask(next);
+    REQUIRE_MESSAGE(!same.error.has_value(), same.error->sentence());
+    CHECK(same.logits == tail(plain.logits, same.logits.size()));
+}
+
+TEST_CASE("MLA latents in bf16: a choice that is told, and exact by itself") {
+    World world;
+    TempDir sessions;
+    const std::string bf16 =
+        "[trunk]\nmla_cache = 'bf16'\nsession_dir = '" + sessions.path().string() + "'\n";
+    const msg::Submit submit = request({5, 17, 31, 201, 9, 44, 300, 8, 120, 61}, 8);
+    Answer exact;
+    Answer one;
+    {
+        Pipeline pipeline(world, "fp32", golden_dir() / "tiny-k3", "");
+        exact = pipeline.ask(submit);
+    }
+    {
+        Pipeline pipeline(world, "one", golden_dir() / "tiny-k3", bf16 + "threads = 1\n");
+        msg::Submit saving = submit;
+        saving.save_session = "s";
+        one = pipeline.ask(saving);
+        REQUIRE_MESSAGE(!one.error.has_value(), one.error->sentence());
+        CHECK(one.logits != exact.logits);
+        const Ended run =
+            world.k3pipe({"run", "--attach", "one", "--ids", "1,2", "--max-tokens", "1"});
+        CHECK(run.code == 0);
+        CHECK(has(run.err, "keeps MLA latents in bf16"));
+    }
+    {
+        Pipeline pipeline(world, "two", golden_dir() / "tiny-k3",
+                          bf16 + "count = 2\nthreads = 2\n");
+        CHECK(pipeline.ask(submit).logits == one.logits);
+    }
+    {
+        Pipeline pipeline(world, "other", golden_dir() / "tiny-k3",
+                          "[trunk]\nsession_dir = '" + sessions.path().string() + "'\n");
+        msg::Submit next = request(next_prompt(one), 1);
+        next.load_session = "s";
+        const Answer refused = pipeline.ask(next);
+        REQUIRE(refused.error.has_value());
+        CHECK(refused.error->code == ErrorCode::incompatible);
+        CHECK(has(refused.error->message, "with MLA latents in bf16"));
+    }
+    const std::filesystem::path mixed =
+        world.write("mixed.toml", "[pipeline]\nmodel = '" + (golden_dir() / "tiny-k3").string() +
+                                      "'\n[[trunk]]\nlayers = '0-5'\n[[trunk]]\nlayers = '6-12'\n"
+                                      "mla_cache = 'bf16'\n");
+    const Ended refused = world.k3pipe({"run", "-c", mixed.string(), "-p", "x"});
+    CHECK(refused.code == 3);
+    CHECK(has(refused.sentence(), "keeps MLA latents in fp32 and"));
 }

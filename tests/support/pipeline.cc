@@ -269,9 +269,11 @@ Pipeline::~Pipeline() {
 }
 
 launcher::StageRecord Pipeline::stage(const std::string& name) const {
-    if (auto record = world_.record(name_))
-        for (const launcher::StageRecord& stage : record->stages)
-            if (stage.name == name) return stage;
+    const auto record = world_.record(name_);
+    if (!record.has_value()) return {};
+    for (const launcher::StageRecord& stage : record->stages)
+        if (stage.name == name) return stage;
+    FAIL("the pipeline has no stage " << name);
     return {};
 }
 
@@ -292,10 +294,11 @@ Answer Pipeline::ask(const msg::Submit& submit) const {
 
 namespace {
 
-std::unique_ptr<transport::Channel> connect_to(const std::string& gateway) {
+std::unique_ptr<transport::Channel> connect_to(const std::string& endpoint,
+                                               const std::string& peer) {
     transport::Channel::Options options;
-    options.endpoint = gateway;
-    options.peer = "gateway";
+    options.endpoint = endpoint;
+    options.peer = peer;
     auto made = transport::Channel::create(std::move(options));
     REQUIRE(made.has_value());
     auto hello = (*made)->hello({}, Deadline::after_ms(10000));
@@ -305,13 +308,14 @@ std::unique_ptr<transport::Channel> connect_to(const std::string& gateway) {
 
 }  // namespace
 
-std::uint64_t Pipeline::counter(const std::string& name) const {
+std::uint64_t Pipeline::counter(const std::string& name, const std::string& of) const {
+    const std::string endpoint = of == "gateway" ? gateway_ : stage(of).endpoint;
     auto reply = transport::expect<msg::Statistics>(
-        connect_to(gateway_)->call(msg::GetStatistics{}, {}, Deadline::after_ms(10000)), "gateway");
+        connect_to(endpoint, of)->call(msg::GetStatistics{}, {}, Deadline::after_ms(10000)), of);
     REQUIRE_MESSAGE(reply.has_value(), reply.error().sentence());
     for (const msg::Counter& counter : reply->counters)
         if (counter.name == name) return counter.value;
-    FAIL("the gateway has no counter " << name);
+    FAIL(of << " has no counter " << name);
     return 0;
 }
 
@@ -321,7 +325,7 @@ namespace {
 /// for the others meanwhile.
 class Conversation {
   public:
-    explicit Conversation(const std::string& gateway) : channel_(connect_to(gateway)) {}
+    explicit Conversation(const std::string& gateway) : channel_(connect_to(gateway, "gateway")) {}
 
     Result<std::uint64_t> send(const msg::Submit& submit) { return channel_->send(submit); }
 

@@ -124,8 +124,8 @@ class Pipeline {
     void given_up() noexcept { given_up_ = true; }
 
     Answer ask(const msg::Submit& submit) const;
-    /// A counter of the gateway: "steps".
-    std::uint64_t counter(const std::string& name) const;
+    /// A counter of a stage: "steps".
+    std::uint64_t counter(const std::string& name, const std::string& of = "gateway") const;
 
   private:
     World& world_;

@@ -32,7 +32,7 @@ class ServedStage {
         : experts_(tiny_model(), kernels::kernels()),
           sessions_(tiny_model().config, range, 2,
                     {4, std::uint64_t{1} << 20U, tiny_model().config.max_positions}),
-          saved_(session_dir,
+          saved_({session_dir, 0},
                  {tiny_model().fingerprint, range, tiny_model().config.n_layers,
                   tiny_model().config.mla.lora_norm_eps},
                  sessions_.layout(), tiny_model().config.max_positions) {

@@ -8,6 +8,7 @@
 #include <unistd.h>
 #include <xxhash.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <memory>
@@ -15,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "services/trunk/session_directory.h"
 #include "tests/support/checkpoint_copy.h"
 #include "tests/support/text.h"
 #include "tests/unit/services/trunk/harness.h"
@@ -199,13 +201,21 @@ TEST_CASE("another checkpoint, other layers and another epsilon are refused with
     CHECK(contains(error.message, "2.5e-06"));
 }
 
-TEST_CASE("a process killed in the middle of saving leaves one of the two whole sessions") {
+TEST_CASE("a process killed 200 times while it saves leaves a whole session and, swept, no part") {
     Fixture f;
     auto a = f.filled(64, 20, 5);
     auto b = f.filled(64, 40, 6);
+    auto target = f.session(64);
     f.save(*a);
-    int n_partial = 0;
-    for (int lap = 0; lap < 40; ++lap) {
+    const auto n_parts = [&f] {
+        int n = 0;
+        for (const auto& entry : std::filesystem::directory_iterator(f.dir.path()))
+            n += entry.path().filename() != "s" ? 1 : 0;
+        return n;
+    };
+    int n_caught = 0;
+    int n_of_b = 0;
+    for (int lap = 0; lap < 200; ++lap) {
         const pid_t pid = ::fork();
         if (pid == 0) {
             for (;;)
@@ -215,24 +225,72 @@ TEST_CASE("a process killed in the middle of saving leaves one of the two whole 
                              .has_value())
                         ::_exit(1);
         }
-        std::this_thread::sleep_for(std::chrono::microseconds(500 + 137 * lap));
+        std::this_thread::sleep_for(std::chrono::microseconds(500 + 137 * lap % 4000));
         ::kill(pid, SIGKILL);
         int status = 0;
         REQUIRE(::waitpid(pid, &status, 0) == pid);
         REQUIRE(WIFSIGNALED(status));
         auto file = f.open();
         REQUIRE_MESSAGE(file.has_value(), file.error().sentence());
-        auto target = f.session(64);
         REQUIRE(file->read_into(*target).has_value());
-        const std::uint64_t n = target->position();
-        CHECK((n == 20 ? f.same(*target, *a, 20) : f.same(*target, *b, 40)));
-        for (const auto& entry : std::filesystem::directory_iterator(f.dir.path()))
-            n_partial += entry.path().filename() != "s" ? 1 : 0;
+        const bool is_b = target->position() == 40;
+        REQUIRE(f.same(*target, is_b ? *b : *a, is_b ? 40 : 20));
+        n_of_b += is_b ? 1 : 0;
+        n_caught += n_parts() > 0 ? 1 : 0;
+        // What a stage does when it starts.
+        const trunk::SessionDirectory next({f.dir.path(), 0}, origin_of(kRange), f.layout, 4096);
+        REQUIRE(n_parts() == 0);
     }
-    CHECK(n_partial > 0);  // some were indeed caught in the middle
-    f.save(*a);
+    CHECK(n_caught > 0);  // some were indeed in the middle
+    CHECK(n_of_b > 0);
+}
+
+TEST_CASE("what a start sweeps is parts of sessions of processes that are gone, and nothing else") {
+    Fixture f;
+    f.save(*f.filled(64, 20, 5));
+    const std::string whole = read_file(f.path);
+    const pid_t gone = ::fork();
+    if (gone == 0) ::_exit(0);
+    REQUIRE(::waitpid(gone, nullptr, 0) == gone);
+    const std::string dead = std::to_string(gone);
+    const std::string living = std::to_string(::getppid());
+    for (const std::string& name : {".a." + dead + ".partial", ".a." + living + ".partial",
+                                    ".a.layers-2-7." + dead + ".partial", "a." + dead + ".partial",
+                                    ".a." + dead + ".part", std::string(".a.x.partial")})
+        write_file(f.dir.path() / name, whole.substr(0, 200));
+    write_file(f.dir.path() / (".empty." + dead + ".partial"), "");
+    write_file(f.dir.path() / (".other." + dead + ".partial"), "something else entirely");
+    const trunk::SessionDirectory next({f.dir.path(), 0}, origin_of(kRange), f.layout, 4096);
+    std::vector<std::string> left;
     for (const auto& entry : std::filesystem::directory_iterator(f.dir.path()))
-        CHECK(entry.path().filename() == "s");
+        left.push_back(entry.path().filename().string());
+    std::sort(left.begin(), left.end());
+    std::vector<std::string> expected = {".a." + dead + ".part",   ".a." + living + ".partial",
+                                         ".a.x.partial",           ".other." + dead + ".partial",
+                                         "a." + dead + ".partial", "s"};
+    std::sort(expected.begin(), expected.end());
+    CHECK(left == expected);
+}
+
+TEST_CASE("work on a file that is given up leaves the old file and no part") {
+    Fixture f;
+    f.save(*f.filled(64, 20, 5));
+    auto b = f.filled(64, 40, 6);
+    int n_asked = 0;
+    const auto after = [&n_asked](int n) { return [&n_asked, n] { return ++n_asked > n; }; };
+    const auto written =
+        trunk::write_session_file(f.path, origin_of(kRange), f.layout, ids_of(40), *b, after(3));
+    REQUIRE_FALSE(written.has_value());
+    CHECK(written.error().code == ErrorCode::cancelled);
+    CHECK(std::distance(std::filesystem::directory_iterator(f.dir.path()), {}) == 1);
+    n_asked = 0;
+    auto target = f.session(64);
+    auto file = f.open();
+    REQUIRE(file.has_value());
+    CHECK(file->read_into(*target, after(2)).error().code == ErrorCode::cancelled);
+    CHECK(target->position() == 0);
+    REQUIRE(file->read_into(*target).has_value());
+    CHECK(target->position() == 20);
 }
 
 }  // namespace k3::test

@@ -114,6 +114,7 @@ TEST_CASE("a damaged file leaves no session behind, and a good one works afterwa
     const Error error = stage.refusal(msg::LoadSession{2, 32, "s", kIds, ""});
     CHECK(error.code == ErrorCode::corrupt);
     CHECK(contains(error.message, "layer 12"));
+    REQUIRE(stage.ask(msg::DropSession{99}).has_value());  // counted at the next request
     CHECK(stage.count("open_sessions") == 1);
     write_file(dir.path() / "s", good);
     CHECK(loaded(stage, {2, 32, "s", kIds, ""}).position == 5);
