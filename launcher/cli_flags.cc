@@ -5,6 +5,8 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
+#include <cmath>
+#include <cstdlib>
 #include <limits>
 #include <utility>
 #include <vector>
@@ -110,8 +112,14 @@ CLI::Validator any_number() {
     auto check = [](std::string& text) -> std::string {
         float number = 0;
         auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), number);
-        if (code == std::errc{} && end == text.data() + text.size()) return "";
-        return fmt::format("'{}' is not a number", text);
+        if (end != text.data() + text.size() || text.empty())
+            return fmt::format("'{}' is not a number", text);
+        if (code == std::errc{}) return "";
+        // Out of the range of fp32. What is nearer to 0 than its smallest is 0 in it.
+        if (std::abs(std::strtod(text.c_str(), nullptr)) > 1)
+            return fmt::format("'{}' is beyond the largest number, 3.4e38", text);
+        text = "0";
+        return "";
     };
     return {check, ""};
 }
@@ -180,26 +188,26 @@ void add_sampling(CLI::App* verb, RunCommand& run) {
     verb->add_option("--temperature", params.temperature,
                      "0 is greedy: always the likeliest token [0, or 1 with any filter below]")
         ->option_text("T")
-        ->check(any_number());
+        ->transform(any_number());
     verb->add_option("--top-k", params.top_k, "only the K likeliest [off]")
         ->option_text("K")
         ->check(count());
     verb->add_option("--top-p", params.top_p, "only the likeliest that sum to P [off]")
         ->option_text("P")
-        ->check(any_number());
+        ->transform(any_number());
     verb->add_option("--min-p", params.min_p, "only those with P times the largest [off]")
         ->option_text("P")
-        ->check(any_number());
+        ->transform(any_number());
     verb->add_option("--repetition-penalty", params.repetition_penalty, "of seen tokens [1: off]")
         ->option_text("X")
-        ->check(any_number());
+        ->transform(any_number());
     verb->add_option("--presence-penalty", params.presence_penalty, "of generated tokens [0: off]")
         ->option_text("X")
-        ->check(any_number());
+        ->transform(any_number());
     verb->add_option("--frequency-penalty", params.frequency_penalty,
                      "for each time a token was generated [0: off]")
         ->option_text("X")
-        ->check(any_number());
+        ->transform(any_number());
     verb->add_option("--seed", params.seed, "of the random choices [a new one, which is printed]")
         ->option_text("N")
         ->check(whole_number(std::numeric_limits<std::uint64_t>::max()));

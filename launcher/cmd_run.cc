@@ -10,6 +10,7 @@
 #include <random>
 #include <thread>
 
+#include "common/base/memory.h"
 #include "common/base/settings.h"
 #include "common/model/sampling_params.h"
 #include "common/model/session_name.h"
@@ -308,7 +309,8 @@ int report_failure(const Error& error) {
 /// Of what fails before there is a request: with --json it ends with an event all the same.
 int report_start(const RunCommand& command, const Error& error) {
     if (command.json)
-        if (Status told = JsonOutput(nullptr).error(error); !told) return report(told.error());
+        if (Status told = JsonOutput(nullptr, std::nullopt).error(error); !told)
+            return report(told.error());
     return report_failure(error);
 }
 
@@ -338,7 +340,7 @@ int generate(const RunCommand& command, Prepared prepared, const Gateway& gatewa
     bool terminal = ::isatty(STDOUT_FILENO) != 0;
     TextOutput text({terminal ? prepared.echo : "", command.raw ? std::nullopt : prepared.channel,
                      logits.get(), terminal});
-    JsonOutput json(logits.get());
+    JsonOutput json(logits.get(), command.raw ? std::nullopt : prepared.channel);
     GenerationSink& output = command.json ? static_cast<GenerationSink&>(json) : text;
     SessionWatch sink(output, prepared.submit, events);
     auto finished = client->generate(prepared.submit, sink, give_up);
@@ -369,6 +371,8 @@ Status check_gateway_listens(const std::string& endpoint) {
 }
 
 int run_attached(const RunCommand& command, Prepared prepared, const EventLog& events) {
+    if (Status space = check_address_space(kLauncherAddressSpace); !space)
+        return report_start(command, space.error());
     Gateway gateway;
     gateway.endpoint = command.gateway;
     std::string keys = command.keys.string();

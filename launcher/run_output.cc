@@ -148,6 +148,11 @@ void TextOutput::print_thinking(std::string_view text) {
     [[maybe_unused]] ssize_t sent = ::write(STDERR_FILENO, line.data(), line.size());
 }
 
+JsonOutput::JsonOutput(LogitsFile* logits, const std::optional<std::string>& channel)
+    : logits_(logits) {
+    if (channel.has_value()) view_.emplace(*channel);
+}
+
 Status JsonOutput::accepted(const msg::Accepted& accepted) {
     prompt_ids_ = accepted.prompt_ids;
     return write_line({{"event", "accepted"},
@@ -177,15 +182,32 @@ void JsonOutput::progress(const msg::PrefillProgress&) {}
 
 Status JsonOutput::tokens(const msg::TokenEvent& event, std::span<const float> logits) {
     if (logits_ != nullptr) RETURN_IF_ERROR(logits_->add(logits));
+    return write_tokens(
+        event, view_.has_value() ? view_->add(event.text) : ChatView::Text{"", event.text});
+}
+
+Status JsonOutput::write_tokens(const msg::TokenEvent& event, const ChatView::Text& text) {
     ids_.insert(ids_.end(), event.ids.begin(), event.ids.end());
-    text_ += event.text;
-    if (event.ids.empty() && event.text.empty()) return Status::ok();  // logits of the prompt
-    json line = {{"event", "tokens"}, {"ids", event.ids}, {"text", event.text}};
+    text_ += text.answer;
+    thinking_ += text.thinking;
+    if (event.ids.empty() && text.answer.empty() && text.thinking.empty())
+        return Status::ok();  // logits of the prompt
+    json line = {{"event", "tokens"}, {"ids", event.ids}, {"text", text.answer}};
+    if (!text.thinking.empty()) line["thinking"] = text.thinking;
     if (!event.logprobs.empty()) line["logprobs"] = logprobs_of(event);
     return write_line(line);
 }
 
+/// What might have become a marker and is text.
+Status JsonOutput::write_held_back() {
+    if (!view_.has_value()) return Status::ok();
+    const ChatView::Text rest = view_->finish();
+    view_.reset();
+    return write_tokens({}, rest);
+}
+
 Status JsonOutput::finished(const msg::Finished& finished) {
+    RETURN_IF_ERROR(write_held_back());
     json line = {{"event", "finished"},
                  {"text", text_},
                  {"ids", ids_},
@@ -195,6 +217,7 @@ Status JsonOutput::finished(const msg::Finished& finished) {
                  {"n_generated", finished.n_generated},
                  {"prefill_ms", static_cast<double>(finished.prefill_ns) / 1e6},
                  {"decode_ms", static_cast<double>(finished.decode_ns) / 1e6}};
+    if (!thinking_.empty()) line["thinking"] = thinking_;
     if (finished.reason == msg::FinishReason::stop_id) line["stop_id"] = finished.stop_id;
     if (finished.reason == msg::FinishReason::stop_string)
         line["stop_string"] = finished.stop_string;
@@ -202,12 +225,15 @@ Status JsonOutput::finished(const msg::Finished& finished) {
 }
 
 Status JsonOutput::error(const Error& error) {
-    return write_line({{"event", "error"},
-                       {"code", std::string(to_string(error.code))},
-                       {"message", error.message},
-                       {"remedy", error.remedy},
-                       {"text", text_},
-                       {"ids", ids_}});
+    RETURN_IF_ERROR(write_held_back());
+    json line = {{"event", "error"},
+                 {"code", std::string(to_string(error.code))},
+                 {"message", error.message},
+                 {"remedy", error.remedy},
+                 {"text", text_},
+                 {"ids", ids_}};
+    if (!thinking_.empty()) line["thinking"] = thinking_;
+    return write_line(line);
 }
 
 Status check_utf8(const std::string& text, std::string_view what) {

@@ -64,10 +64,13 @@ class TextOutput final : public GenerationSink {
 
 /// One JSON object per line: {"event":"accepted"}, {"event":"tokens"}..., and at the end one with
 /// everything: {"event":"finished","text":...,"ids":[...],"reason":...}, or {"event":"error"}. A
-/// session adds {"event":"session_loaded"} and {"event":"session_saved"} or "session_not_saved".
+/// session adds {"event":"session_loaded"} and {"event":"session_saved"} or "session_not_saved". Of
+/// a chat "text" is the answer without its markers, and "thinking" is there where something was
+/// thought.
 class JsonOutput final : public GenerationSink {
   public:
-    explicit JsonOutput(LogitsFile* logits) : logits_(logits) {}
+    /// `channel`: as in TextOutput::Options.
+    JsonOutput(LogitsFile* logits, const std::optional<std::string>& channel);
     Status accepted(const msg::Accepted& accepted) override;
     Status session_loaded(const msg::SessionLoaded& loaded) override;
     Status session_saved(const msg::SessionSaved& saved) override;
@@ -77,10 +80,14 @@ class JsonOutput final : public GenerationSink {
     Status error(const Error& error);
 
   private:
+    Status write_tokens(const msg::TokenEvent& event, const ChatView::Text& text);
+    Status write_held_back();
     LogitsFile* logits_;
+    std::optional<ChatView> view_;
     std::vector<std::uint32_t> prompt_ids_;
     std::vector<std::uint32_t> ids_;
     std::string text_;
+    std::string thinking_;
 };
 
 /// Error: invalid_argument, "<what> is not UTF-8: ..." with the place of the first wrong byte.

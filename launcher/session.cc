@@ -8,6 +8,7 @@
 #include <ctime>
 #include <random>
 
+#include "common/base/memory.h"
 #include "common/transport/arena.h"
 #include "launcher/host_setup.h"
 #include "launcher/hosts.h"
@@ -81,6 +82,7 @@ Result<std::unique_ptr<Session>> Session::open(const Options& options, const Eve
 
 Status Session::open_parts(const Options& options, const PipelineSpec& spec,
                            const EventLog& events) {
+    RETURN_IF_ERROR(check_address_space(kLauncherAddressSpace));
     RETURN_IF_ERROR(raise_file_limit());
     std::string name = spec.name;
     if (options.unique_name) name += fmt::format("-{}", ::getpid());

@@ -60,6 +60,9 @@ class Session {
     std::unique_ptr<Supervisor> supervisor_;
 };
 
+/// Stacks and heaps of some twenty threads: those of ZeroMQ, and of the supervisor.
+inline constexpr std::uint64_t kLauncherAddressSpace = std::uint64_t{4} << 30U;
+
 /// Random, with 16 hex digits.
 std::uint64_t new_run_id();
 

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -114,6 +115,19 @@ Result<AvailableMemory> available_memory(const std::filesystem::path& root) {
 
     for (const MemoryCgroup& cgroup : memory_cgroups(root)) apply_limits(cgroup, available);
     return available;
+}
+
+Status check_address_space(std::uint64_t least_bytes) {
+    rlimit limit = {};
+    if (::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY ||
+        limit.rlim_cur >= least_bytes)
+        return Status::ok();
+    return Error{
+        ErrorCode::resource_exhausted,
+        fmt::format("the address space is limited to {} bytes, and the threads of this program "
+                    "reserve up to {}, of which they use little",
+                    std::uint64_t{limit.rlim_cur}, least_bytes),
+        "raise the limit (ulimit -v); memory itself is bounded by the budgets of the services"};
 }
 
 void prefer_huge_pages(std::span<std::byte> memory) noexcept {

@@ -36,6 +36,11 @@ std::vector<MemoryCgroup> memory_cgroups(const std::filesystem::path& root = "/"
 /// Errors: io, corrupt (/proc/meminfo).
 Result<AvailableMemory> available_memory(const std::filesystem::path& root = "/");
 
+/// Refuses a limit of this process's address space (RLIMIT_AS) below `least_bytes`: threads reserve
+/// far more of it than they use, and libraries abort when one cannot be made.
+/// Error: resource_exhausted, with both numbers.
+Status check_address_space(std::uint64_t least_bytes);
+
 /// Asks for huge pages in anonymous memory that nobody has touched yet: first touch is six times
 /// faster so, and weights that are read once per token miss the TLB hundreds of times less. A
 /// system that has none refuses, and only the speed differs.

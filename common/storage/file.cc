@@ -34,7 +34,7 @@ Result<OpenFile> open_regular(const std::filesystem::path& path) {
     struct stat facts {};
     if (::fstat(fd, &facts) != 0) return system_error(errno, "inspect", path);
     if (!S_ISREG(facts.st_mode))
-        return Error{ErrorCode::io,
+        return Error{ErrorCode::corrupt,
                      fmt::format("cannot read {}: not a regular file", path.string()),
                      "put the checkpoint's file there"};
     file.bytes = static_cast<std::uint64_t>(facts.st_size);

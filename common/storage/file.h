@@ -19,7 +19,8 @@ struct OpenFile {
 };
 
 /// Opens a regular file (links are followed).
-/// Errors: not_found, io (with the operating system's reason, or "not a regular file").
+/// Errors: not_found, io (with the operating system's reason), corrupt ("not a regular file": a
+/// folder or a pipe stands in the place of data).
 Result<OpenFile> open_regular(const std::filesystem::path& path);
 
 /// Errors: not_found (nothing there, or not a directory), with what belongs there as the remedy.

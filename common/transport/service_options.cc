@@ -8,6 +8,7 @@
 #include "common/base/build_id.h"
 #include "common/base/cores.h"
 #include "common/base/log.h"
+#include "common/base/memory.h"
 
 namespace k3::transport {
 
@@ -19,6 +20,8 @@ constexpr std::size_t kMaxRowBytes = std::size_t{1} << 20U;
 constexpr std::size_t kMaxTensorBytes = std::size_t{1} << 30U;
 constexpr std::size_t kFrameOverheadBytes = 1024;  // of encryption: 33 bytes
 constexpr unsigned kSayFailureMs = 300;
+/// Stacks and heaps of the threads of ZeroMQ and of computing ones.
+constexpr std::uint64_t kLeastAddressSpace = std::uint64_t{1} << 30U;
 
 std::optional<std::uint64_t> parse_hex(const std::string& text) {
     std::uint64_t number = 0;
@@ -108,6 +111,7 @@ Status begin_service(ServiceOptions& options) {
                              : name == "error" ? log::Level::error
                                                : log::Level::info;
     log::init(options.name, options.run_id == "0" ? "" : options.run_id, level);
+    RETURN_IF_ERROR(check_address_space(kLeastAddressSpace));
     if (!options.keys.empty()) {
         ASSIGN_OR_RETURN(options.curve_keys, CurveKeys::load(options.keys));
     }

@@ -16,6 +16,8 @@ using transport::Vitals;
 namespace {
 
 constexpr std::int64_t kGreetMs = 100;        // one hello; between looks at whether to stop
+constexpr std::int64_t kFirstWordMs = 1000;   // about servers that are waited for; then doubling
+constexpr std::int64_t kLongestSilenceMs = 60'000;
 constexpr std::int64_t kTryAgainMs = 250;     // a server that is back and did not answer a hello
 constexpr std::int64_t kTellLateMs = 30'000;  // between lines about late calls
 constexpr std::int64_t kLateMs = 1000;        // behind the deadline, that a line is worth
@@ -155,10 +157,25 @@ void ExpertServers::choose_spinning() {
     for (const Peer& peer : peers_) peer.channel->set_lane_spin_us(static_cast<std::uint32_t>(us));
 }
 
+/// For whoever started this process by hand and the others not yet, or elsewhere.
+void ExpertServers::say_who_is_missing() const {
+    std::string who;
+    for (const Peer& peer : peers_)
+        if (!peer.up) who += (who.empty() ? "" : ", ") + peer.channel->options().endpoint;
+    log::info("waiting for expert servers at " + who);
+}
+
 Status ExpertServers::connect() {
     std::vector<Deadline> patience(peers_.size(), Deadline::after_ms(options_.wait_ms));
     std::size_t n_missing = peers_.size();
+    std::chrono::milliseconds pause(kFirstWordMs);
+    Clock::time_point next_word = Clock::now() + pause;
     while (n_missing > 0) {
+        if (Clock::now() >= next_word) {
+            say_who_is_missing();
+            pause = std::min(2 * pause, std::chrono::milliseconds(kLongestSilenceMs));
+            next_word = Clock::now() + pause;
+        }
         n_missing = 0;
         for (std::size_t s = 0; s < peers_.size(); ++s) {
             if (peers_[s].up) continue;

@@ -122,6 +122,7 @@ class ExpertServers {
     void try_again(std::size_t server, std::int64_t patience_ms);
     bool is_worth_greeting(const Peer& peer, const transport::Vitals& vitals) const;
     void choose_spinning();
+    void say_who_is_missing() const;
     void tell_coverage();
 
     Options options_;

@@ -98,10 +98,11 @@ TEST_CASE("a checkpoint that cannot be read is refused with the system's reason"
     };
     auto directory = [](const fs::path& path) { fs::create_directory(path); };
     auto circle = [](const fs::path& path) { fs::create_symlink(path.filename(), path); };
+    auto pipe = [](const fs::path& path) { REQUIRE(::mkfifo(path.c_str(), 0600) == 0); };
     auto dangling = [](const fs::path& path) { fs::create_symlink("gone", path); };
     check_damages({
         {"config: a directory",
-         4,
+         3,
          in_place_of("config.json", directory),
          {"config.json: not a regular file"}},
         {"config: a link to itself",
@@ -113,8 +114,12 @@ TEST_CASE("a checkpoint that cannot be read is refused with the system's reason"
          in_place_of("config.json", dangling),
          {"config.json: No such file or directory"}},
         {"shard: a directory",
-         4,
+         3,
          in_place_of(kShard, directory),
+         {kShard + ": not a regular file"}},
+        {"shard: a pipe that nobody writes to",
+         3,
+         in_place_of(kShard, pipe),
          {kShard + ": not a regular file"}},
         {"shard: a link to itself",
          4,
@@ -125,7 +130,7 @@ TEST_CASE("a checkpoint that cannot be read is refused with the system's reason"
          in_place_of(kShard, dangling),
          {kShard + ", and there is no such file"}},
         {"index: a directory",
-         4,
+         3,
          in_place_of(kIndex, directory),
          {kIndex + ": not a regular file"}},
         {"vocabulary: a link to itself",

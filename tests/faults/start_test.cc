@@ -87,6 +87,20 @@ TEST_CASE("what the command itself cannot do is refused before anything starts")
                 .wait();
         CHECK_MESSAGE(help.code == 0, help.err);
     }
+    SUBCASE("a small address space") {
+        check("ulimit -v 100000; exec " + k3pipe + " run -p x", 4,
+              {"102400000 bytes", "4294967296", "ulimit -v"});
+        const Ended service =
+            world
+                .start_program({"/bin/sh", "-c",
+                                "ulimit -v 100000; exec " +
+                                    built("services/sampler/k3-sampler").string() +
+                                    " --listen ipc://" + (world.path() / "s").string()})
+                .wait();
+        CHECK(service.code == 4);
+        for (const char* part : {"102400000 bytes", "1073741824", "ulimit -v"})
+            CHECK_MESSAGE(has(service.err, part), service.err);
+    }
     SUBCASE("a full disk under help") {
         check(k3pipe + " --help > /dev/full", 4, {"cannot write to standard output"});
     }

@@ -95,6 +95,36 @@ TEST_CASE("the demo model answers as the reference did") {
         json last = json::parse(lines.out.substr(lines.out.rfind('\n', lines.out.size() - 2) + 1));
         CHECK(last["event"] == "finished");
         CHECK(last["text"].get<std::string>().starts_with(" cold."));
+        // A chat as JSON: the answer without markers, unless the stream itself is asked for.
+        const auto chat_json = [&](std::vector<std::string> more) {
+            std::vector<std::string> words = {"run",      "--attach", "--chat", "--json",
+                                              "--effort", "max",      "-p",     "What is 5 + 6?"};
+            words.insert(words.end(), more.begin(), more.end());
+            return world.k3pipe(words).out;
+        };
+        const auto last_of = [](const std::string& out) {
+            return json::parse(out.substr(out.rfind('\n', out.size() - 2) + 1));
+        };
+        const std::string lines_of_chat = chat_json({});
+        const json of_chat = last_of(lines_of_chat);
+        CHECK(of_chat["text"] == "5 + 6 = 11.");
+        REQUIRE(of_chat.contains("thinking"));
+        CHECK(!of_chat["thinking"].get<std::string>().empty());
+        CHECK(lines_of_chat.find("<|") == std::string::npos);
+        std::string pieces;
+        for (std::size_t at = 0; at < lines_of_chat.size();) {
+            const std::size_t end = lines_of_chat.find('\n', at);
+            const json line = json::parse(lines_of_chat.substr(at, end - at));
+            if (line["event"] == "tokens") pieces += line["text"].get<std::string>();
+            if (line["event"] == "accepted")
+                CHECK(line["request"].get<std::uint64_t>() <= std::uint64_t{1} << 53U);
+            at = end + 1;
+        }
+        CHECK(pieces == "5 + 6 = 11.");
+        const json raw = last_of(chat_json({"--raw"}));
+        CHECK(raw["text"].get<std::string>().find("<|close|>") != std::string::npos);
+        CHECK_FALSE(raw.contains("thinking"));
+        CHECK(raw["ids"] == of_chat["ids"]);
         Ended status = world.k3pipe({"status"});
         CHECK(status.code == 0);
         for (const char* stage : {"tokenizer", "sampler", "experts", "trunk", "gateway"})

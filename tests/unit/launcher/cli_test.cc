@@ -107,6 +107,12 @@ TEST_CASE("decoding is greedy unless sampling is asked for") {
     CHECK_FALSE(filtered.greedy);
     CHECK(filtered.params.temperature == 1.0F);
     CHECK(filtered.params.top_p == 0.9F);
+    // Nearer to 0 than anything that fp32 holds.
+    for (const char* tiny : {"1e-300", "1e-999", "-1e-300"})
+        CHECK(run_of({"-p", "x", "--temperature", tiny}).params.temperature == 0.0F);
+    CHECK(run_of({"-p", "x", "--temperature", "1e-300"}).greedy);
+    CHECK(refusal({"run", "-p", "x", "--temperature", "1e300"})
+              .find("'1e300' is beyond the largest number") != std::string::npos);
     RunCommand hot = run_of({"-p", "x", "--temperature", "0.5", "--seed", "7"});
     CHECK(hot.params.temperature == 0.5F);
     CHECK(hot.params.seed == 7);

@@ -274,11 +274,11 @@ TEST_CASE("a file that cannot be read is refused with the system's reason") {
     copy.remove(kShard2);
     SUBCASE("a directory in its place") {
         std::filesystem::create_directory(copy.file(kShard2));
-        check_refused(copy.path(), ErrorCode::io, {kShard2, "not a regular file"});
+        check_refused(copy.path(), ErrorCode::corrupt, {kShard2, "not a regular file"});
     }
     SUBCASE("a named pipe in its place, which must not be waited for") {
         REQUIRE(::mkfifo(copy.file(kShard2).c_str(), 0600) == 0);
-        check_refused(copy.path(), ErrorCode::io, {kShard2, "not a regular file"});
+        check_refused(copy.path(), ErrorCode::corrupt, {kShard2, "not a regular file"});
     }
     SUBCASE("a link to itself") {
         std::filesystem::create_symlink(copy.file(kShard2), copy.file(kShard2));

@@ -97,5 +97,5 @@ TEST_CASE("a file that is cut after it was opened is corrupt, with both numbers"
 TEST_CASE("what is not a file is refused as everywhere") {
     test::TempDir temp;
     CHECK(DirectFile::open(temp.path() / "none").error().code == ErrorCode::not_found);
-    CHECK(DirectFile::open(temp.path()).error().code == ErrorCode::io);
+    CHECK(DirectFile::open(temp.path()).error().code == ErrorCode::corrupt);
 }

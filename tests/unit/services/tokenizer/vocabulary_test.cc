@@ -154,5 +154,5 @@ TEST_CASE("missing and unreadable files are told apart") {
     std::filesystem::create_directories(dir.path() / "tiktoken.model");
     auto unreadable = Vocabulary::load(dir.path(), 768);
     REQUIRE_FALSE(unreadable.has_value());
-    CHECK(unreadable.error().code == ErrorCode::io);
+    CHECK(unreadable.error().code == ErrorCode::corrupt);
 }

@@ -178,7 +178,7 @@ TEST_CASE("files that are cut, longer, something else or of another version are 
         SessionFile::open(f.dir.path() / "none", origin_of(kRange), f.layout, 4096).error().code ==
         ErrorCode::not_found);
     CHECK(SessionFile::open(f.dir.path(), origin_of(kRange), f.layout, 4096).error().code ==
-          ErrorCode::io);
+          ErrorCode::corrupt);
 }
 
 TEST_CASE("another checkpoint, other layers and another epsilon are refused with both sides") {
