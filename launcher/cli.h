@@ -141,10 +141,10 @@ struct HostStageCommand {};
 /// Nothing left to do: help or the version has been printed.
 struct NothingCommand {};
 
-using CommandLine = std::variant<NothingCommand, UpCommand, RunCommand, StatusCommand, DownCommand,
-                                 PlanCommand, PlacementCommand, InitCommand, DoctorCommand,
-                                 SynthCommand, PackCommand, VerifyCommand, KeysCommand,
-                                 HostStageCommand>;
+using CommandLine =
+    std::variant<NothingCommand, UpCommand, RunCommand, StatusCommand, DownCommand, PlanCommand,
+                 PlacementCommand, InitCommand, DoctorCommand, SynthCommand, PackCommand,
+                 VerifyCommand, KeysCommand, HostStageCommand>;
 
 /// Error: invalid_argument, with the nearest verb or flag where there is one.
 Result<CommandLine> parse_command_line(int argc, const char* const* argv);

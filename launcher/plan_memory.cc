@@ -204,8 +204,9 @@ class MemoryPlanner {
     Status add_experts(const StagePlan& stage, ProcessMemory& process) {
         const Flags flags(stage);
         const model::ModelConfig& config = config_of(stage);
-        ASSIGN_OR_RETURN(const model::Share share, model::read_share(flags.text("--share", "all"),
-                                                                     weights_.models.at(stage.model)));
+        ASSIGN_OR_RETURN(
+            const model::Share share,
+            model::read_share(flags.text("--share", "all"), weights_.models.at(stage.model)));
         const model::Placement& held = share.held;
         ASSIGN_OR_RETURN(const std::uint64_t rows,
                          flags.number("--max-call-rows", model::kDefaultMaxRows));

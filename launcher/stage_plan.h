@@ -36,7 +36,7 @@ struct StagePlan {
 struct PipelinePlan {
     std::string name;
     std::filesystem::path model;
-    std::filesystem::path keys;  // key file of its stages on tcp; empty: none of them has keys
+    std::filesystem::path keys;       // key file of its stages on tcp; empty: none of them has keys
     std::filesystem::path placement;  // empty: none
     std::filesystem::path run_directory;
     std::uint64_t run_id = 0;

@@ -247,7 +247,7 @@ void Heartbeat::set_door(Peer& peer, Vitals::Door door) {
 std::unique_ptr<ZmqLink> Heartbeat::open(const Peer& peer) {
     auto link = std::make_unique<ZmqLink>(
         context_, ZmqLink::Options{peer.endpoint, kMaxMessageBytes, ++n_links_,
-                                  keys_at(*parse_endpoint(peer.endpoint), options_.keys.get())});
+                                   keys_at(*parse_endpoint(peer.endpoint), options_.keys.get())});
     ping(*link);
     return link;
 }

@@ -378,8 +378,7 @@ Status ExpertClient::recover() {
                 patience_ms_ -= ms_since(begin);
                 return Status::ok();
             }
-            is_given_up =
-                is_given_up || !directory.is_held(routing_.layer, expert, kEverybody);
+            is_given_up = is_given_up || !directory.is_held(routing_.layer, expert, kEverybody);
         }
         const std::optional<Error> refusal = servers_->refusal();
         if (is_given_up && refusal) return *refusal;

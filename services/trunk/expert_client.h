@@ -48,8 +48,8 @@ class ExpertClient final : public ExpertBackend {
         std::int64_t wait_ms = 30000;   // for a server that is gone
         std::int64_t call_ms = 600000;  // for one call to a server that shows signs of life
         std::int64_t stuck_ms = ExpertServers::kStuckMs;
-        double hedge_quantile = 0;       // above 0, below 1: as above; 0: never
-        bool use_shm = true;             // where the server can
+        double hedge_quantile = 0;                         // above 0, below 1: as above; 0: never
+        bool use_shm = true;                               // where the server can
         std::shared_ptr<const transport::CurveKeys> keys;  // for servers on tcp
         bool fast_lane = true;           // where the server has one, on this box; needs use_shm
         std::int64_t spin_us = -1;       // in a fast lane, before sleeping; -1: if cores are idle

@@ -15,8 +15,8 @@ using transport::Vitals;
 
 namespace {
 
-constexpr std::int64_t kGreetMs = 100;        // one hello; between looks at whether to stop
-constexpr std::int64_t kFirstWordMs = 1000;   // about servers that are waited for; then doubling
+constexpr std::int64_t kGreetMs = 100;       // one hello; between looks at whether to stop
+constexpr std::int64_t kFirstWordMs = 1000;  // about servers that are waited for; then doubling
 constexpr std::int64_t kLongestSilenceMs = 60'000;
 constexpr std::int64_t kTryAgainMs = 250;     // a server that is back and did not answer a hello
 constexpr std::int64_t kTellLateMs = 30'000;  // between lines about late calls

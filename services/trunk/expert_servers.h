@@ -52,8 +52,8 @@ class ExpertServers {
         std::int64_t wait_ms = 30000;  // for a server that is silent while connecting
         bool use_shm = true;           // where the server can
         std::shared_ptr<const transport::CurveKeys> keys;  // for servers on tcp
-        bool fast_lane = true;         // where the server has one, on this box; needs use_shm
-        std::int64_t spin_us = -1;     // in a fast lane, before sleeping; -1: if cores are idle
+        bool fast_lane = true;      // where the server has one, on this box; needs use_shm
+        std::int64_t spin_us = -1;  // in a fast lane, before sleeping; -1: if cores are idle
         std::int64_t stuck_ms = kStuckMs;
         CoreUse cores;                   // of this process
         std::function<bool()> stopping;  // asked while waiting; null: never
