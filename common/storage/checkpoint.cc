@@ -10,6 +10,7 @@
 
 #include "common/storage/json_names.h"
 #include "common/storage/name_table.h"
+#include "common/storage/shard_headers.h"
 
 namespace k3::storage {
 
@@ -113,14 +114,6 @@ Result<std::vector<ListedShard>> shards_of(Index& index,
     return shards;
 }
 
-Error missing_shard(Error error, const ListedShard& shard, const std::filesystem::path& index) {
-    if (error.code != ErrorCode::not_found) return error;
-    return Error{ErrorCode::not_found,
-                 fmt::format("{} names {} tensors in {}, and there is no such file", index.string(),
-                             shard.n_tensors, shard.file),
-                 fmt::format("copy {} into {}", shard.file, index.parent_path().string())};
-}
-
 /// Appends `run`, which is in order of name, so that `all` stays in order.
 void merge_sorted(std::vector<TensorInfo>& all, const std::vector<TensorInfo>& run) {
     auto by_name = [](const TensorInfo& a, const TensorInfo& b) { return a.name < b.name; };
@@ -163,7 +156,8 @@ class Checkpoint::Impl {
     Status open_shard(const ListedShard& shard, const std::filesystem::path& index) {
         std::filesystem::path path = options_.directory / shard.file;
         Result<OpenFile> opened = open_regular(path);
-        if (!opened) return missing_shard(std::move(opened).error(), shard, index);
+        if (!opened)
+            return missing_shard(std::move(opened).error(), index, shard.file, shard.n_tensors);
         ASSIGN_OR_RETURN(std::vector<TensorInfo> run,
                          read_safetensors_header(opened->fd.get(), opened->bytes, path, names_,
                                                  options_.skip_prefixes));

@@ -2,7 +2,11 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
+#include <cerrno>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "common/storage/checkpoint.h"
@@ -11,127 +15,123 @@ namespace k3::storage {
 
 namespace {
 
-constexpr std::size_t kChunkBytes = std::size_t{256} << 10U;
-constexpr std::size_t kMostTextBytes = 4096;
+using nlohmann::json;
 
-/// Finds the pairs of strings in the object "weight_map" of a JSON object, which comes in pieces.
-/// Everything else is only looked at as far as strings and braces go: a file that is no JSON at all
-/// is found by whoever parses it.
-class WeightMapScanner {
+Error bad_index(const std::filesystem::path& index, const std::string& what) {
+    return Error{ErrorCode::corrupt, fmt::format("{}: {}", index.string(), what),
+                 "copy the index and the shards again from the same release"};
+}
+
+/// Takes the pairs of strings in the object "weight_map" of the index, and keeps the files.
+class WeightMap final : public json::json_sax_t {
   public:
-    using Visit = std::function<Status(const std::string& name, const std::string& file)>;
+    WeightMap(const std::filesystem::path& index, std::span<const std::string> skip_prefixes)
+        : index_(index), skip_prefixes_(skip_prefixes) {}
 
-    explicit WeightMapScanner(Visit visit) : visit_(std::move(visit)) {}
-
-    /// Errors: those of `visit`, corrupt (without the file's name).
-    Status scan(std::string_view text) {
-        for (const char c : text) {
-            if (is_in_string_) {
-                if (c == '"')
-                    RETURN_IF_ERROR(end_string());
-                else if (c == '\\' || text_.size() == kMostTextBytes)
-                    return broken("a string with an escape, or of more than 4096 bytes");
-                else
-                    text_ += c;
-                continue;
-            }
-            switch (c) {
-                case '"':
-                    is_in_string_ = true;
-                    text_.clear();
-                    break;
-                case ':':
-                    key_ = text_;
-                    is_value_ = true;
-                    break;
-                case ',':
-                    is_value_ = false;
-                    break;
-                case '{':
-                    ++depth_;
-                    if (depth_ == 2) is_in_map_ = is_value_ && key_ == "weight_map";
-                    has_map_ = has_map_ || is_in_map_;
-                    is_value_ = false;
-                    break;
-                case '}':
-                    --depth_;
-                    is_value_ = false;
-                    break;
-                default:
-                    break;
-            }
-        }
-        return Status::ok();
+    /// Tensors of each file. Error: corrupt (no weight_map, a name that is no file beside it).
+    Result<ListedFiles> take() {
+        if (problem_) return *std::move(problem_);
+        if (!has_map_) return bad_index(index_, "not an index of tensors: it has no weight_map");
+        return std::move(files_);
     }
 
-    /// Error: corrupt, if the file cannot be at its end here.
-    Status finish() const {
-        if (depth_ == 0 && !is_in_string_ && has_map_) return Status::ok();
-        return broken("no whole object with a weight_map");
+    bool null() override { return other(); }
+    bool boolean(bool) override { return other(); }
+    bool number_integer(number_integer_t) override { return other(); }
+    bool number_unsigned(number_unsigned_t) override { return other(); }
+    bool number_float(number_float_t, const string_t&) override { return other(); }
+    bool binary(binary_t&) override { return other(); }
+    bool string(string_t& file) override {
+        if (!is_in_map()) return true;
+        if (has_prefix(key_, skip_prefixes_)) return true;
+        if (file.empty() || file.find('/') != std::string::npos || file == "..")
+            return fail(
+                fmt::format("'{}', named for tensor {}, is not the name of a file beside the index",
+                            file, key_));
+        ++files_[file];
+        return true;
+    }
+    bool key(string_t& name) override {
+        if (depth_ == 1) is_map_next_ = name == "weight_map";
+        key_ = name;
+        return true;
+    }
+    bool start_object(std::size_t) override {
+        if (depth_ == 1 && is_map_next_) has_map_ = true;
+        ++depth_;
+        return true;
+    }
+    bool end_object() override {
+        --depth_;
+        return true;
+    }
+    bool start_array(std::size_t) override {
+        if (is_in_map()) return other();
+        ++depth_;
+        return true;
+    }
+    bool end_array() override {
+        --depth_;
+        return true;
+    }
+    bool parse_error(std::size_t, const std::string&, const json::exception& error) override {
+        return fail(fmt::format("not an index of tensors: {}", error.what()));
     }
 
   private:
-    static Error broken(std::string_view what) {
-        return Error{ErrorCode::corrupt, fmt::format("not an index of tensors: {}", what),
-                     "copy the index and the shards again from the same release"};
+    bool is_in_map() const noexcept { return depth_ == 2 && is_map_next_ && has_map_; }
+    bool other() {
+        return !is_in_map() || fail(fmt::format("what it names for tensor {} is not a file", key_));
+    }
+    bool fail(const std::string& what) {
+        problem_ = bad_index(index_, what);
+        return false;
     }
 
-    Status end_string() {
-        is_in_string_ = false;
-        if (depth_ != 2 || !is_in_map_ || !is_value_) return Status::ok();
-        is_value_ = false;
-        return visit_(key_, text_);
-    }
-
-    const Visit visit_;
-    std::string text_;
+    const std::filesystem::path& index_;
+    const std::span<const std::string> skip_prefixes_;
+    ListedFiles files_;
     std::string key_;
     int depth_ = 0;
-    bool is_in_string_ = false;
-    bool is_value_ = false;   // behind a colon
-    bool is_in_map_ = false;  // the last object of depth 2
+    bool is_map_next_ = false;  // the key of depth 1 that was read last
     bool has_map_ = false;
+    std::optional<Error> problem_;
 };
 
 }  // namespace
 
-Result<std::set<std::string>> shards_in_index(const std::filesystem::path& directory,
-                                              std::span<const std::string> skip_prefixes) {
+Error missing_shard(Error error, const std::filesystem::path& index, const std::string& file,
+                    std::size_t n_tensors) {
+    if (error.code != ErrorCode::not_found) return error;
+    return Error{ErrorCode::not_found,
+                 fmt::format("{} names {} tensors in {}, and there is no such file", index.string(),
+                             n_tensors, file),
+                 fmt::format("copy {} into {}", file, index.parent_path().string())};
+}
+
+Result<ListedFiles> shards_in_index(const std::filesystem::path& directory,
+                                    std::span<const std::string> skip_prefixes) {
     RETURN_IF_ERROR(check_checkpoint_directory(directory));
     const std::filesystem::path path = directory / kIndexName;
-    ASSIGN_OR_RETURN(const OpenFile file, open_regular(path));
-    std::set<std::string> shards;
-    WeightMapScanner scanner([&](const std::string& name, const std::string& shard) -> Status {
-        if (has_prefix(name, skip_prefixes)) return Status::ok();
-        if (shard.empty() || shard.find('/') != std::string::npos || shard == "..")
-            return Error{ErrorCode::corrupt,
-                         fmt::format("'{}', named for tensor {}, is not the name of a file beside "
-                                     "the index",
-                                     shard, name),
-                         "copy the index and the shards again from the same release"};
-        shards.insert(shard);
-        return Status::ok();
-    });
-    std::vector<char> chunk(kChunkBytes);
-    for (std::uint64_t at = 0; at < file.bytes; at += kChunkBytes) {
-        const std::span<char> part(chunk.data(),
-                                   std::min<std::uint64_t>(kChunkBytes, file.bytes - at));
-        RETURN_IF_ERROR(read_exactly(file.fd.get(), at, std::as_writable_bytes(part), path));
-        Status scanned = scanner.scan({part.data(), part.size()});
-        if (!scanned.has_value()) return std::move(scanned).error().with_context(path.string());
-    }
-    if (Status ended = scanner.finish(); !ended.has_value())
-        return std::move(ended).error().with_context(path.string());
-    return shards;
+    RETURN_IF_ERROR(open_regular(path));
+    std::ifstream stream(path, std::ios::binary);
+    WeightMap map(path, skip_prefixes);
+    json::sax_parse(stream, &map);
+    if (stream.bad()) return system_error(errno, "read", path);
+    return map.take();
 }
 
 Status visit_shards(const std::filesystem::path& directory,
                     std::span<const std::string> skip_prefixes,
                     const std::function<Status(const ShardHeader& shard)>& visit) {
-    ASSIGN_OR_RETURN(const std::set<std::string> shards, shards_in_index(directory, skip_prefixes));
-    for (const std::string& shard : shards) {
+    ASSIGN_OR_RETURN(const ListedFiles shards, shards_in_index(directory, skip_prefixes));
+    for (const auto& [shard, n_tensors] : shards) {
         const std::filesystem::path path = directory / shard;
-        ASSIGN_OR_RETURN(const OpenFile file, open_regular(path));
+        Result<OpenFile> opened = open_regular(path);
+        if (!opened.has_value())
+            return missing_shard(std::move(opened).error(), directory / kIndexName, shard,
+                                 n_tensors);
+        const OpenFile& file = *opened;
         NamePool names;
         ASSIGN_OR_RETURN(
             const std::vector<TensorInfo> tensors,

@@ -4,6 +4,7 @@
 
 #include <doctest/doctest.h>
 
+#include <set>
 #include <string>
 #include <vector>
 
@@ -23,7 +24,10 @@ const std::vector<std::string> kVision = vision_prefixes();
 Result<std::set<std::string>> shards_of_text(const std::string& text) {
     TempDir dir;
     test::write_file(dir.path() / kIndexName, text);
-    return shards_in_index(dir.path(), kVision);
+    ASSIGN_OR_RETURN(const ListedFiles files, shards_in_index(dir.path(), kVision));
+    std::set<std::string> names;
+    for (const auto& [file, n_tensors] : files) names.insert(file);
+    return names;
 }
 
 }  // namespace
@@ -76,7 +80,7 @@ TEST_CASE("an index names its shards wherever its parts stand, those of vision l
 TEST_CASE("an index that is cut, no index, or points elsewhere is refused by name") {
     for (const std::string text :
          {"", "{", "[]", R"({"weight_map": {"x": "a)", R"({"weight_map": {"x": "a.safetensors"})",
-          R"({"weight_map": "a.safetensors"})", R"({"weight_map": {"x\n": "a.safetensors"}})",
+          R"({"weight_map": "a.safetensors"})", R"({"weight_map": {"x": 5}})",
           R"({"weight_map": {"x": "../a.safetensors"}})", R"({"weight_map": {"x": ""}})"}) {
         CAPTURE(text);
         const auto refused = shards_of_text(text);
