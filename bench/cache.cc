@@ -6,11 +6,11 @@
 
 #include <fmt/format.h>
 
-#include <cstdio>
 #include <string>
 #include <vector>
 
 #include "bench/machine.h"
+#include "bench/settings_main.h"
 #include "common/base/deadline.h"
 #include "common/base/settings.h"
 #include "common/experts/trace_replay.h"
@@ -90,11 +90,5 @@ Status run(const BenchSettings& settings) {
 }  // namespace
 
 int main(int argc, char** argv) {
-    BenchSettings settings;
-    const auto action = read_settings(argc, argv, settings);
-    if (action.has_value() && *action == Settings::Action::exit) return kExitOk;
-    const Status status = action.has_value() ? run(settings) : Status(action.error());
-    if (status.has_value()) return kExitOk;
-    std::fprintf(stderr, "%s\n", status.error().sentence().c_str());
-    return exit_code(status.error().code);
+    return bench::settings_main<BenchSettings>(argc, argv, read_settings, run);
 }

@@ -29,6 +29,7 @@
 
 #include "bench/disk_limit.h"
 #include "bench/machine.h"
+#include "bench/settings_main.h"
 #include "common/base/fd.h"
 #include "common/base/settings.h"
 #include "common/experts/placement_plan.h"
@@ -346,11 +347,5 @@ Status run(SpreadBench settings) {
 }  // namespace
 
 int main(int argc, char** argv) {
-    SpreadBench settings;
-    const auto action = read_settings(argc, argv, settings);
-    if (action.has_value() && *action == Settings::Action::exit) return kExitOk;
-    const Status status = action.has_value() ? run(settings) : Status(action.error());
-    if (status.has_value()) return kExitOk;
-    std::fprintf(stderr, "%s\n", status.error().sentence().c_str());
-    return exit_code(status.error().code);
+    return bench::settings_main<SpreadBench>(argc, argv, read_settings, run);
 }
