@@ -114,9 +114,7 @@ Status print_summary(const PlacementFile& file, const model::ModelConfig& config
 
 Status write_placement(const fs::path& path, const PlacementFile& file) {
     const std::string text = model::format_placement(file);
-    ASSIGN_OR_RETURN(storage::AtomicFile out, storage::AtomicFile::create(path, text.size(), 0644));
-    RETURN_IF_ERROR(out.append(std::as_bytes(std::span(text))));
-    RETURN_IF_ERROR(out.commit());
+    RETURN_IF_ERROR(storage::replace_file(path, text, 0644));
     fmt::print("  written: {} ({} bytes); use it with placement = \"...\" in [pipeline]\n",
                path.string(), grouped(text.size()));
     return Status::ok();
@@ -129,6 +127,9 @@ Status show_or_make(const PlacementCommand& command) {
         return Error{ErrorCode::invalid_argument,
                      fmt::format("{}: no checkpoint is named", spec.file.string()),
                      "set model = \"DIRECTORY\" in [pipeline]"};
+    if (!command.out.empty())
+        RETURN_IF_ERROR(
+            storage::check_replaceable(command.out, model::kPlacementMagic, "a placement"));
     const bool is_made = !command.out.empty() || spec.placement.empty();
     if (!is_made && command.shape_given)
         return Error{ErrorCode::invalid_argument,

@@ -5,6 +5,7 @@
 #include <csignal>
 #include <cstdio>
 #include <iostream>
+#include <system_error>
 #include <variant>
 
 #include "launcher/cli.h"
@@ -44,8 +45,15 @@ void open_standard_descriptors() {
             int opened = ::open("/dev/null", fd == 2 ? O_WRONLY : O_RDONLY);  // the lowest free: fd
 }
 
-/// Help and plans are output, too: a full disk must not look like success.
-int with_flushed_output(int code) {
+/// Help and plans are output, too: a full disk must not look like success, or like a bug: what
+/// prints more than its buffer holds throws there.
+int with_flushed_output(const k3::launcher::CommandLine& command) {
+    int code = k3::kExitOk;
+    try {
+        code = std::visit(Dispatch{}, command);
+    } catch (const std::system_error&) {
+        if (std::ferror(stdout) == 0) throw;
+    }
     if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0 && std::cout.flush().good())
         return code;
     if (code != k3::kExitOk) return code;
@@ -61,5 +69,5 @@ int main(int argc, char** argv) {
     ::signal(SIGXFSZ, SIG_IGN);  // the write fails and is reported; children inherit it
     auto command = k3::launcher::parse_command_line(argc, argv);
     if (!command.has_value()) return k3::launcher::report(command.error());
-    return with_flushed_output(std::visit(Dispatch{}, *command));
+    return with_flushed_output(*command);
 }

@@ -54,6 +54,7 @@ Result<std::string> make_key_file(const fs::path& path, bool replace) {
     const fs::path directory = path.parent_path();
     ASSIGN_OR_RETURN(const Fd lock, lock_directory(directory.empty() ? "." : directory));
     std::error_code code;
+    RETURN_IF_ERROR(storage::check_replaceable(path, CurveKeys::kMagic, "a key file"));
     if (!replace && fs::symlink_status(path, code).type() != fs::file_type::not_found)
         return Error{
             ErrorCode::invalid_argument,

@@ -14,8 +14,8 @@ namespace k3::launcher {
 std::filesystem::path key_file_of(const PipelineSpec& spec);
 
 /// Makes new keys and writes them, all or nothing, mode 0600. Returns their fingerprint.
-/// Errors: invalid_argument (there is a file, and `replace` is false), not_found (directory), io,
-/// resource_exhausted, unsupported.
+/// Errors: invalid_argument (there is a key file, and `replace` is false; there is another file),
+/// not_found (directory), io, resource_exhausted, unsupported.
 Result<std::string> make_key_file(const std::filesystem::path& path, bool replace);
 
 /// "keys: FILE, fingerprint 5f3a-...", or why the file cannot be used.

@@ -110,10 +110,10 @@ Status Session::open_parts(const Options& options, const PipelineSpec& spec,
     record_.keys = plan.keys.string();
     record_.state = "starting";
     RETURN_IF_ERROR(directory_->write(record_));
-    HostSetup hosts = prepare_hosts(spec, plan, events, signals_.fd());
-    if (!hosts.faults.empty()) return combined(hosts.faults, events);
     ASSIGN_OR_RETURN(janitor_,
                      Janitor::start({directory_->path(), run_id_}, directory_->lock_fd()));
+    HostSetup hosts = prepare_hosts(spec, plan, events, signals_.fd());
+    if (!hosts.faults.empty()) return combined(hosts.faults, events);
     ASSIGN_OR_RETURN(starter_, make_local_starter());
     if (plan.has_remote())
         starter_ = make_ssh_starter(std::move(starter_), {.ssh = spec.ssh,

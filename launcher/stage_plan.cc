@@ -1,8 +1,11 @@
 #include "launcher/stage_plan.h"
 
+#include <arpa/inet.h>
 #include <fmt/format.h>
+#include <netinet/in.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
 
 #include "common/model/config.h"
@@ -73,13 +76,35 @@ Result<std::string> listen_of(const PipelineSpec& spec, const StageSpec& stage, 
                  "set XDG_RUNTIME_DIR or run_dir to a shorter folder"};
 }
 
+/// An address in digits that others can connect to as it is written: ZeroMQ also binds names of
+/// interfaces and IPv6 without brackets.
+bool is_reachable(const transport::Endpoint& endpoint) {
+    if (endpoint.kind == transport::Endpoint::Kind::ipc || endpoint.host == "localhost")
+        return true;
+    std::array<unsigned char, sizeof(in6_addr)> bytes{};
+    if (::inet_pton(AF_INET, endpoint.host.c_str(), bytes.data()) == 1) return true;
+    const std::string digits = endpoint.host.substr(0, endpoint.host.find('%'));
+    return ::inet_pton(AF_INET6, digits.c_str(), bytes.data()) == 1 &&
+           endpoint.text.find('[') != std::string::npos;
+}
+
 /// What others connect to, when the stage binds `listen`: a wildcard is no address to go to.
 Result<std::string> endpoint_of(const PipelineSpec& spec, const StageSpec& stage,
                                 const std::string& listen) {
     ASSIGN_OR_RETURN(const transport::Endpoint parsed, transport::parse_endpoint(listen));
     const bool wildcard = parsed.host == "*" || parsed.host == "0.0.0.0" || parsed.host == "::";
-    if (!wildcard || address_of(spec, stage).empty()) return listen;
-    return tcp_endpoint(address_of(spec, stage), parsed.port);
+    if (wildcard) {
+        const std::string address = address_of(spec, stage);
+        const char* loopback = parsed.host == "::" ? "::1" : "127.0.0.1";
+        return tcp_endpoint(address.empty() ? loopback : address, parsed.port);
+    }
+    if (stage.attached() || is_reachable(parsed)) return listen;
+    return Error{ErrorCode::invalid_argument,
+                 fmt::format("{}:{}: {} listens at {}, and '{}' is no address that others can "
+                             "connect to",
+                             spec.file.string(), stage.line, stage.name, listen, parsed.host),
+                 "write an address of its box in digits, in brackets if it has colons: "
+                 "tcp://[fd00::2]:7000"};
 }
 
 Result<fs::path> model_of(const PipelineSpec& spec, const StageSpec& stage) {

@@ -17,6 +17,7 @@ namespace k3::model {
 namespace {
 
 constexpr std::string_view kFirstLine = "k3pipe placement 1";
+static_assert(kFirstLine.starts_with(kPlacementMagic));
 constexpr std::uint64_t kMaxBytes = std::uint64_t{64} << 20U;
 constexpr std::size_t kMaxNameBytes = 200;
 

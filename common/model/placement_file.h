@@ -14,6 +14,9 @@
 
 namespace k3::model {
 
+/// What a placement file begins with, whatever its version.
+inline constexpr std::string_view kPlacementMagic = "k3pipe placement ";
+
 struct ServerPlacement {
     std::string name;  // of the expert server, as its --name
     std::uint32_t weight = 1;

@@ -129,6 +129,23 @@ Error AtomicFile::failed(int error_number, std::string_view doing) const {
                                        : "free disk space or choose another directory"};
 }
 
+Status check_replaceable(const fs::path& path, std::string_view magic, std::string_view kind) {
+    std::error_code error;
+    const fs::file_type type = fs::symlink_status(path, error).type();
+    if (type == fs::file_type::not_found) return Status::ok();
+    if (type == fs::file_type::regular) {
+        const Fd fd(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
+        std::string begin(magic.size(), '\0');
+        if (fd.valid() &&
+            read_exactly(fd.get(), 0, std::as_writable_bytes(std::span(begin)), path) &&
+            begin == magic)
+            return Status::ok();
+    }
+    return Error{ErrorCode::invalid_argument,
+                 fmt::format("{} is there and not {}, so it is not replaced", path.string(), kind),
+                 "choose another name, or remove it"};
+}
+
 Status replace_file(const fs::path& path, std::string_view bytes, mode_t mode) {
     ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::create(path, bytes.size(), mode));
     RETURN_IF_ERROR(file.append(std::as_bytes(std::span(bytes))));

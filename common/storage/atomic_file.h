@@ -54,6 +54,12 @@ class AtomicFile {
     std::uint64_t left_bytes_ = 0;
 };
 
+/// Whether a file of ours may take the place of what is at `path`: of nothing, or of a regular file
+/// (no link to one) that begins with `magic`. `kind` says what such a file is: "a key file".
+/// Error: invalid_argument.
+Status check_replaceable(const std::filesystem::path& path, std::string_view magic,
+                         std::string_view kind);
+
 /// A whole file at once. Errors: those of AtomicFile.
 Status replace_file(const std::filesystem::path& path, std::string_view bytes, mode_t mode = 0600);
 

@@ -20,14 +20,13 @@ namespace k3::transport {
 
 namespace {
 
-constexpr std::string_view kMagic = "k3pipe-keys ";
 constexpr std::string_view kVersion = "1";
 // All of one length, as kFileBytes counts them.
 constexpr std::string_view kServerPublic = "server-public ";
 constexpr std::string_view kServerSecret = "server-secret ";
 constexpr std::string_view kClientPublic = "client-public ";
 constexpr std::string_view kClientSecret = "client-secret ";
-static_assert(kMagic.size() + kVersion.size() + 1 == 14 && kServerPublic.size() == 14);
+static_assert(CurveKeys::kMagic.size() + kVersion.size() + 1 == 14 && kServerPublic.size() == 14);
 
 constexpr std::size_t kFingerprintBytes = 16;
 
@@ -127,8 +126,8 @@ Result<std::shared_ptr<const CurveKeys>> CurveKeys::load(const std::string& path
 }
 
 Status CurveKeys::parse(std::string_view text, const std::string& path) {
-    if (!text.starts_with(kMagic)) return damaged(path, "is no key file of k3pipe");
-    std::string_view rest = text.substr(kMagic.size());
+    if (!text.starts_with(CurveKeys::kMagic)) return damaged(path, "is no key file of k3pipe");
+    std::string_view rest = text.substr(CurveKeys::kMagic.size());
     const std::string_view version = rest.substr(0, rest.find('\n'));
     if (version != kVersion && version.size() < rest.size())
         return Error{ErrorCode::incompatible,
@@ -162,7 +161,7 @@ void CurveKeys::write(std::span<char, kFileBytes> text) const noexcept {
         put({key.data(), 40});
         put("\n");
     };
-    put(kMagic);
+    put(CurveKeys::kMagic);
     put(kVersion);
     put("\n");
     line(kServerPublic, server_public_);

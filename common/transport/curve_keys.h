@@ -29,6 +29,8 @@ using KeyText = std::array<char, 41>;
 
 class CurveKeys {
   public:
+    /// What a key file begins with.
+    static constexpr std::string_view kMagic = "k3pipe-keys ";
     /// "k3pipe-keys 1", then four lines of a name and a key.
     static constexpr std::size_t kFileBytes = 14 + 4 * (14 + 40 + 1);
 

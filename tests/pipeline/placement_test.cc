@@ -85,6 +85,10 @@ TEST_CASE("a placement that cannot be meant is one sentence") {
     // Of a pipeline with fewer servers, and one that is damaged.
     const std::string made = (world.path() / "made").string();
     CHECK(world.k3pipe({"placement", "-c", write_config(world), "--out", made}).code == 0);
+    const std::string plain = write_config(world);
+    const std::string before = read_file(plain);
+    CHECK(has(refusal({"placement", "-c", plain, "--out", plain}, 2), "not a placement"));
+    CHECK(read_file(plain) == before);
     const std::string four = write_config(world, "placement = 'made'\n", "[[experts]]\n");
     CHECK(has(refusal({"plan", "-c", four}, 3), "has no server 'experts-3', but experts-0"));
     CHECK(has(refusal({"run", "-c", four, "--ids", "1"}, 3), "has no server 'experts-3'"));

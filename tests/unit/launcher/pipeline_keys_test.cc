@@ -54,6 +54,12 @@ TEST_CASE("a key file is made for its owner alone, and not twice") {
     REQUIRE(replaced.has_value());
     CHECK(*replaced != *made);
     CHECK(test::read_file(path) != text);
+
+    test::write_file(path, "[pipeline]\n");
+    const auto other = make_key_file(path, true);
+    REQUIRE_FALSE(other.has_value());
+    CHECK(test::contains(other.error().message, "not a key file"));
+    CHECK(test::read_file(path) == "[pipeline]\n");
 }
 
 TEST_CASE("where no key file can be made or used, the reason has its name") {

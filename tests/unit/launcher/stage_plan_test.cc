@@ -110,6 +110,29 @@ TEST_CASE("a stage that other boxes can reach needs keys or insecure") {
     ::unsetenv("XDG_CONFIG_HOME");
 }
 
+TEST_CASE("a stage listens where others can connect to") {
+    const auto listening = [](const std::string& address) {
+        return plan_of("insecure = true\n[sampler]\nbinary = '/bin/true'\nlisten = 'tcp://" +
+                       address + ":9'\n");
+    };
+    for (const char* name : {"eth0", "lo", "box.example", "fd00::2"}) {
+        CAPTURE(name);
+        const auto refused = listening(name);
+        REQUIRE_FALSE(refused.has_value());
+        CHECK(refused.error().code == ErrorCode::invalid_argument);
+        CHECK(test::contains(refused.error().message,
+                             "'" + std::string(name) + "' is no address that others can connect"));
+    }
+    for (const char* wildcard : {"*", "0.0.0.0"}) {
+        const auto plan = listening(wildcard);
+        REQUIRE_MESSAGE(plan.has_value(), plan.error().sentence());
+        CHECK(test::contains(command(*plan, "sampler"), std::string("tcp://") + wildcard + ":9"));
+        CHECK(test::contains(command(*plan, "gateway"), "--sampler tcp://127.0.0.1:9"));
+    }
+    CHECK(listening("[fd00::2]").has_value());
+    CHECK(listening("localhost").has_value());
+}
+
 TEST_CASE("saved sessions lie with the user's state") {
     ::setenv("HOME", "/home/somebody", 1);
     ::unsetenv("XDG_STATE_HOME");

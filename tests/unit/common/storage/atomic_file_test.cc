@@ -94,6 +94,29 @@ TEST_CASE("what a killed process left is removed by the next write, what a livin
     CHECK(std::filesystem::exists(dir.path() / living));
 }
 
+TEST_CASE("only a file of the same kind is replaced, and no link to one") {
+    TempDir dir;
+    const auto path = dir.path() / "file";
+    const auto is_replaceable = [&](const std::filesystem::path& file) {
+        const Status checked = storage::check_replaceable(file, "magic ", "a file of ours");
+        if (!checked.has_value())
+            CHECK(contains(checked.error().message,
+                           file.string() + " is there and not a file of ours"));
+        return checked.has_value();
+    };
+    CHECK(is_replaceable(path));
+    write_file(path, "magic 1");
+    CHECK(is_replaceable(path));
+    std::filesystem::create_symlink(path, dir.path() / "link");
+    CHECK_FALSE(is_replaceable(dir.path() / "link"));
+    for (const char* other : {"", "magic", "another 1"}) {
+        write_file(path, other);
+        CHECK_FALSE(is_replaceable(path));
+    }
+    CHECK_FALSE(is_replaceable(dir.path()));
+    CHECK_FALSE(is_replaceable("/dev/null"));
+}
+
 TEST_CASE("no room is one sentence with both numbers, and the old file is still there") {
     TempDir dir;
     const auto path = dir.path() / "file";
