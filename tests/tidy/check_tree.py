@@ -24,7 +24,7 @@ SERVICES = ("gateway", "tokenizer", "trunk", "experts", "sampler")
 # Third-party header (prefix) -> folders whose .cc files may include it. What is not named here may be
 # included anywhere.
 HEAVY = {
-    "nlohmann/json.hpp": ("common/model", "services", "launcher", "tests", "bench"),
+    "nlohmann/json.hpp": ("common/storage", "common/model", "services", "launcher", "tests", "bench"),
     "simdjson.h": ("common/storage", "services/tokenizer", "tests"),
     "CLI/": ("common/base", "launcher", "bench"),
     "toml++/": ("common/base", "launcher", "tests"),
