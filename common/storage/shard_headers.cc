@@ -22,8 +22,8 @@ Error bad_index(const std::filesystem::path& index, const std::string& what) {
                  "copy the index and the shards again from the same release"};
 }
 
-/// Takes the pairs of strings in the object "weight_map" of the index, and keeps the files. simdjson,
-/// which reads the index for Checkpoint, wants the whole text in memory.
+/// Takes the pairs of strings in the object "weight_map" of the index, and keeps the files.
+/// simdjson, which reads the index for Checkpoint, wants the whole text in memory.
 class WeightMap final : public json::json_sax_t {
   public:
     WeightMap(const std::filesystem::path& index, std::span<const std::string> skip_prefixes)

@@ -277,6 +277,7 @@ Status open_weights(const TrunkSettings& settings, Parts& parts) {
 Status build(const TrunkSettings& settings, transport::Server& server, Parts& parts) {
     RETURN_IF_ERROR(kernels::check_isa());
     kernels::set_threads(static_cast<int>(settings.threads));
+    RETURN_IF_ERROR(SessionDirectory::check_place(settings.session_dir));
     RETURN_IF_ERROR(open_weights(settings, parts));
     parts.model.config.mla.lora_norm_eps = static_cast<float>(settings.mla_norm_eps);
     parts.model.config.mla.cache =

@@ -35,6 +35,15 @@ Status make_directory(const fs::path& path) {
 
 }  // namespace
 
+Status SessionDirectory::check_place(const fs::path& path) {
+    std::error_code error;
+    const fs::file_status status = fs::status(path, error);
+    if (path.empty() || !fs::exists(status) || fs::is_directory(status)) return Status::ok();
+    return Error{ErrorCode::invalid_argument,
+                 path.string() + " is to keep sessions and is not a directory",
+                 "give session_dir another name, or remove it"};
+}
+
 Status SessionDirectory::check(const std::string& name) const {
     RETURN_IF_ERROR(model::check_session_name(name));
     if (!path_.empty()) return Status::ok();

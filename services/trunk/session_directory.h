@@ -23,6 +23,9 @@ class SessionDirectory {
                                         // save
         std::uint64_t limit_bytes = 0;  // of all sessions in it; 0: none (session_retention.h)
     };
+    /// For the start: whether `path` is, or could be made, a directory. Error: invalid_argument.
+    static Status check_place(const std::filesystem::path& path);
+
     /// Removes what killed processes left of sessions in the directory. Borrows `layout`.
     SessionDirectory(Options options, SessionOrigin origin, const SessionLayout& layout,
                      std::uint64_t max_positions)

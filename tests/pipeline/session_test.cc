@@ -356,3 +356,15 @@ TEST_CASE("MLA latents in bf16: a choice that is told, and exact by itself") {
     CHECK(refused.code == 3);
     CHECK(has(refused.sentence(), "keeps MLA latents in fp32 and"));
 }
+
+TEST_CASE("a place for sessions that is no directory is refused before anything is loaded") {
+    World world;
+    const std::filesystem::path file = world.write("notes.txt", "mine");
+    const std::filesystem::path config =
+        world.write("p.toml", "[pipeline]\nmodel = '" + (golden_dir() / "tiny-k3").string() +
+                                  "'\n[trunk]\nsession_dir = 'notes.txt'\n");
+    const Ended refused = world.k3pipe({"run", "-c", config.string(), "--ids", "1"});
+    CHECK(refused.code == 2);
+    CHECK(has(refused.sentence(), file.string() + " is to keep sessions and is not a directory"));
+    CHECK(read_file(file) == "mine");
+}
