@@ -54,10 +54,12 @@ std::map<std::string, SavedSession> sessions_in(const fs::path& directory) {
         }
     }
     // ".NAME.PID.partial" (common/storage/atomic_file.h), with or without layers behind the name.
-    for (auto& [name, session] : sessions)
+    for (auto& [name, session] : sessions) {
+        const std::string begin = "." + name + ".";
         session.is_written = std::any_of(parts.begin(), parts.end(), [&](const std::string& part) {
-            return part.starts_with("." + name + ".");
+            return part.starts_with(begin);
         });
+    }
     return sessions;
 }
 
