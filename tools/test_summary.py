@@ -2,7 +2,8 @@
 """Counts test cases after `meson test`: test_summary.py BUILD_DIR.
 
 meson counts programs; a doctest program holds many cases. This reads the log that meson leaves and
-prints "N passed, N failed[, N skipped]" as its last line. A program that crashes or times out
+prints "N passed, N failed[, N skipped]" as its last line, and before it what the failed ones said,
+so that the end of a log is enough to know what broke. A program that crashes or times out
 prints no summary of its own and counts as one failure; exit code 77 means skipped. No test run at
 all is a failure: meson itself would exit with 0.
 """
@@ -26,6 +27,18 @@ def count(test):
     return passed, max(failed, 1), skipped
 
 
+def complaints(test, n_lines=24):
+    """What a failed program said last: the failed checks of a doctest program, with their case."""
+    said = test.get("stdout") or ""
+    failed = [block.strip() for block in re.split(r"^={79}$", said, flags=re.MULTILINE)
+              if "ERROR:" in block]
+    lines = ("\n\n".join(failed) or said + (test.get("stderr") or "")).strip().splitlines()
+    left_out = [f"... and {len(lines) - n_lines} more lines"] if len(lines) > n_lines else []
+    # Checks that follow a failed one are often its consequences; the end of a crash is its cause.
+    shown = lines[:n_lines] + left_out if failed else left_out + lines[-n_lines:]
+    return "\n".join("  " + line for line in shown)
+
+
 def main():
     log = pathlib.Path(sys.argv[1]) / "meson-logs" / "testlog.json"
     if not log.exists():
@@ -42,6 +55,7 @@ def main():
             print(f"NOT RUN {test['name']}: {reason[-1] if reason else 'no reason given'}")
         elif counts[1]:
             print(f"FAILED {test['name']} ({test['result']})")
+            print(complaints(test))
     passed, failed, skipped = total
     print(f"{passed} passed, {failed} failed" + (f", {skipped} skipped" if skipped else ""))
     return 0 if failed == 0 and passed > 0 else 1

@@ -204,9 +204,13 @@ void Boxes::power_on(std::size_t box) {
     boxes_[box].init = init;
     boxes_[box].keeper = parent;
     const std::string cable = "k3box" + std::to_string(box);
-    must("ip link add " + cable + " type veth peer name eth0 netns " + std::to_string(init) +
-         " && ip link set " + cable + " master k3net up && nsenter -t " + std::to_string(init) +
-         " -n sh -c 'ip link set lo up && ip addr add " + address(box) +
+    // A box keeps its hardware address over a restart; with another one its neighbours would send
+    // to the old one until their table of addresses forgets it, which takes up to a minute.
+    char hardware[32];
+    std::snprintf(hardware, sizeof hardware, "02:6b:33:00:00:%02zx", box);
+    must("ip link add " + cable + " type veth peer name eth0 address " + hardware + " netns " +
+         std::to_string(init) + " && ip link set " + cable + " master k3net up && nsenter -t " +
+         std::to_string(init) + " -n sh -c 'ip link set lo up && ip addr add " + address(box) +
          "/24 dev eth0 && ip link set eth0 up'");
     REQUIRE(::write(network.get(), "x", 1) == 1);
     const Deadline deadline = Deadline::after_ms(kSshdMs);
