@@ -26,6 +26,7 @@ constexpr std::size_t kInner = 3072;
 constexpr std::size_t kMatrices = 4;  // 705 MB of bf16
 constexpr std::size_t kExperts = 40;  // 702 MB of MXFP4
 constexpr int kRounds = 9;
+constexpr int kRowRounds = 5;  // a pass of several rows takes seconds
 
 /// Weights in a piece of memory, and one pass over all of them.
 struct Work {
@@ -74,9 +75,10 @@ Work mxfp4_experts(const Memory& memory) {
     return work;
 }
 
-double product_pass(const Work& work, const KernelTable& table, const float* x, float* y) {
+double product_pass(const Work& work, const KernelTable& table, std::size_t n_rows, const float* x,
+                    float* y) {
     const double start = now();
-    for (const Matrix& w : work.matrices) kernels::matmul(table, w, x, w.n_in, 1, y, w.n_out);
+    for (const Matrix& w : work.matrices) kernels::matmul(table, w, x, w.n_in, n_rows, y, w.n_out);
     return now() - start;
 }
 
@@ -98,7 +100,7 @@ void measure(const Memory& memory, const Work& work, int n_threads, nlohmann::js
         const double reading = read_pass(memory.bytes().first(work.bytes), n_threads);
         if (round >= 0) read.push_back(reading);
         for (std::size_t i = first; i < available.count; ++i) {
-            const double product = product_pass(work, *available.tables[i], x.data(), y.data());
+            const double product = product_pass(work, *available.tables[i], 1, x.data(), y.data());
             if (round < 0) continue;
             times[i].push_back(product);
             shares[i].push_back(reading / product);
@@ -120,6 +122,39 @@ void measure(const Memory& memory, const Work& work, int n_threads, nlohmann::js
     }
 }
 
+/// The same of several rows at a time, against the multiply-adds of the variant.
+void measure_rows(const Work& work, std::size_t n_rows, int n_threads, nlohmann::json& results) {
+    kernels::set_threads(n_threads);
+    const kernels::KernelTables available = kernels::available_kernels();
+    const std::vector<float> x(n_rows * kHeads, 0.5F);
+    std::vector<float> y(n_rows * kHeads);
+    double n_flops = 0;
+    for (const Matrix& w : work.matrices)
+        n_flops += 2.0 * static_cast<double>(w.n_out * w.n_in * n_rows);
+    for (std::size_t i = available.count > 1 ? 1 : 0; i < available.count; ++i) {
+        const KernelTable& table = *available.tables[i];
+        std::vector<double> times;
+        std::vector<double> shares;
+        for (int round = -1; round < kRowRounds; ++round) {
+            const double peak = fma_peak(n_threads, table.isa);
+            const double product = product_pass(work, table, n_rows, x.data(), y.data());
+            if (round < 0) continue;
+            times.push_back(product);
+            shares.push_back(n_flops / product / peak);
+        }
+        std::printf("%-28s %4zu %-7s %3d %10.1f %6.2f\n", work.name, n_rows, table.isa, n_threads,
+                    n_flops / median(times) / 1e9, median(shares));
+        std::fflush(stdout);
+        results.push_back({{"weights", work.name},
+                           {"rows", n_rows},
+                           {"isa", table.isa},
+                           {"threads", n_threads},
+                           {"flops", n_flops},
+                           {"median_s", median(times)},
+                           {"share_of_fma_peak", median(shares)}});
+    }
+}
+
 }  // namespace
 
 nlohmann::json measure_from_ram(const std::vector<int>& thread_counts) {
@@ -131,6 +166,14 @@ nlohmann::json measure_from_ram(const std::vector<int>& thread_counts) {
     for (const auto make : {bf16_matrices, mxfp4_experts}) {
         const Work work = make(memory);
         for (const int n_threads : thread_counts) measure(memory, work, n_threads, results);
+    }
+    std::printf("\n%-28s %4s %-7s %3s %10s %6s\n", "several rows, from RAM", "rows", "isa", "thr",
+                "GFLOP/s", "fma");
+    // In a prefill of 64 rows each of 64 experts gets 16 of them.
+    for (const auto& [make, n_rows] :
+         {std::pair{&bf16_matrices, std::size_t{64}}, {&mxfp4_experts, 16}}) {
+        const Work work = make(memory);
+        for (const int n_threads : thread_counts) measure_rows(work, n_rows, n_threads, results);
     }
     return results;
 }
