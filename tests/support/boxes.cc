@@ -63,7 +63,8 @@ void enter_own_network() {
     entered = true;
     REQUIRE(::unshare(CLONE_NEWNET) == 0);
     must(
-        "ip link set lo up && ip link add k3net type bridge && "
+        // An address of its own: that of a port would change with the ports.
+        "ip link set lo up && ip link add k3net address 02:6b:33:00:01:00 type bridge && "
         "ip addr add 10.77.0.1/24 dev k3net && ip link set k3net up");
 }
 
@@ -223,6 +224,7 @@ void Boxes::power_on(std::size_t box) {
 
 void Boxes::power_off(std::size_t box) {
     REQUIRE(is_on(box));
+    if (boxes_[box].link) set_link(box, std::nullopt);
     ::kill(boxes_[box].init, SIGKILL);
     while (::waitpid(boxes_[box].keeper, nullptr, 0) < 0 && errno == EINTR) {
     }
@@ -266,12 +268,32 @@ bool Boxes::all_clean(std::int64_t ms) const {
     return true;
 }
 
-void Boxes::pull_cable(std::size_t box) {
-    must("ip link set k3box" + std::to_string(box) + " nomaster");
+std::string Boxes::port(std::size_t box) const {
+    return (boxes_[box].link ? "k3port" : "k3box") + std::to_string(box);
 }
 
-void Boxes::plug_in(std::size_t box) {
-    must("ip link set k3box" + std::to_string(box) + " master k3net");
+void Boxes::set_link(std::size_t box, const std::optional<LinkShape>& shape) {
+    REQUIRE(is_on(box));
+    const std::string number = std::to_string(box);
+    const std::string cable = "k3box" + number;
+    if (boxes_[box].link && shape.has_value()) return boxes_[box].link->set_shape(*shape);
+    if (shape.has_value()) {
+        must("ip link set " + cable + " nomaster && ip link add k3port" + number +
+             " type veth peer name k3mid" + number + " && ip link set k3port" + number +
+             " master k3net up");
+        boxes_[box].link = std::make_unique<DelayLink>("k3mid" + number, cable, *shape);
+    } else if (boxes_[box].link) {
+        boxes_[box].link.reset();
+        must("ip link del k3port" + number + " && ip link set " + cable + " arp on master k3net");
+    }
 }
+
+DelayLink::Counts Boxes::link_counts(std::size_t box) const {
+    return boxes_[box].link ? boxes_[box].link->counts() : DelayLink::Counts();
+}
+
+void Boxes::pull_cable(std::size_t box) { must("ip link set " + port(box) + " nomaster"); }
+
+void Boxes::plug_in(std::size_t box) { must("ip link set " + port(box) + " master k3net"); }
 
 }  // namespace k3::test

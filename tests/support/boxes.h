@@ -26,8 +26,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
+
+#include "tests/support/delay_link.h"
 
 namespace k3::test {
 
@@ -61,6 +65,11 @@ class Boxes {
     /// Waits until every box that is up has none.
     bool all_clean(std::int64_t ms) const;
 
+    /// Puts a link of this shape between the box and the network, in place of the former one; with
+    /// nothing: a plain cable. What passes at that moment is lost.
+    void set_link(std::size_t box, const std::optional<LinkShape>& shape);
+    /// Of the link that it has now.
+    DelayLink::Counts link_counts(std::size_t box) const;
     /// The cable: nothing passes while it is pulled, and nobody is told.
     void pull_cable(std::size_t box);
     void plug_in(std::size_t box);
@@ -73,7 +82,10 @@ class Boxes {
     struct Box {
         pid_t init = -1;    // process 1 of it, as seen from here
         pid_t keeper = -1;  // our child that waits for it
+        std::unique_ptr<DelayLink> link;
     };
+    /// What the bridge sees of it.
+    std::string port(std::size_t box) const;
     void write_keys_and_settings() const;
     std::filesystem::path directory_;
     std::vector<Box> boxes_;
