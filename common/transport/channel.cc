@@ -191,9 +191,13 @@ class Channel::Impl {
     }
 
     void open_lane(const msg::LaneOffer& offer) {
+        lane_facts_.trouble.clear();
         if (!options_.use_lane || offer.pid == 0) return;
         Result<std::unique_ptr<LaneLink>> opened = LaneLink::open(offer);
-        if (!opened.has_value()) return;  // the socket always works
+        if (!opened.has_value()) {  // the socket always works
+            lane_facts_.trouble = opened.error().message;
+            return;
+        }
         lane_ = std::move(opened).value();
         lane_->set_spin_us(spin_us_);
         lane_facts_.is_open = true;

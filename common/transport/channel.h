@@ -90,6 +90,7 @@ class Channel {
     /// The fast lane, if hello agreed on one and it has worked since.
     struct Lane {
         bool is_open = false;
+        std::string trouble;       // why one that was offered is not used
         CoreUse peer_cores;        // for its compute threads
         std::uint64_t n_sent = 0;  // requests through all lanes of this channel
     };

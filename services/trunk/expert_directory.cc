@@ -72,7 +72,7 @@ Status ExpertDirectory::admit(std::size_t server, const msg::Announcement& annou
     return Status::ok();
 }
 
-Status ExpertDirectory::check_coverage() const {
+std::string ExpertDirectory::unheld() const {
     std::size_t n_missing = 0;
     std::string first;
     for (std::size_t i = 0; i < holders_.size(); ++i) {
@@ -83,14 +83,20 @@ Status ExpertDirectory::check_coverage() const {
                      std::to_string(i % needs_.n_experts);
         ++n_missing;
     }
-    if (n_missing == 0) return Status::ok();
+    if (n_missing == 0) return {};
+    return std::to_string(n_missing) + " of " + std::to_string(holders_.size()) +
+           " experts are held by nobody (" + first + (n_missing > 3 ? ", ..." : "") + ")";
+}
+
+Status ExpertDirectory::check_coverage() const {
+    const std::string missing = unheld();
+    if (missing.empty()) return Status::ok();
     std::string asked;
     for (std::size_t s = 0; s < servers_.size(); ++s) asked += (s == 0 ? "" : ", ") + name(s);
-    return Error{ErrorCode::incompatible,
-                 std::to_string(n_missing) + " of " + std::to_string(holders_.size()) +
-                     " experts are held by nobody (" + first + (n_missing > 3 ? ", ..." : "") +
-                     "); " + (asked.empty() ? "no expert server was named" : "asked: " + asked),
-                 "start servers for the missing share, or name them with --experts"};
+    return Error{
+        ErrorCode::incompatible,
+        missing + "; " + (asked.empty() ? "no expert server was named" : "asked: " + asked),
+        "start servers for the missing share, or name them with --experts"};
 }
 
 bool ExpertDirectory::is_covered_by(std::uint64_t available) const noexcept {

@@ -44,6 +44,8 @@ class ExpertDirectory {
     /// Error: incompatible if an expert is held by nobody: how many, the first three, and who was
     /// asked.
     Status check_coverage() const;
+    /// "4 of 288 experts are held by nobody (the first three)"; empty if that is not so.
+    std::string unheld() const;
 
     /// True if every expert is held by somebody among `available`.
     bool is_covered_by(std::uint64_t available) const noexcept;

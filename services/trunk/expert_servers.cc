@@ -144,6 +144,8 @@ Status ExpertServers::greet(std::size_t server, Deadline deadline) {
     peer.trouble.clear();
     n_up_.fetch_add(1, std::memory_order_relaxed);
     choose_spinning();
+    if (const std::string& trouble = peer.channel->lane().trouble; !trouble.empty())
+        log::warn("no fast lane to " + directory_.name(server) + ": " + trouble);
     return Status::ok();
 }
 
@@ -228,6 +230,15 @@ void ExpertServers::try_again(std::size_t server, std::int64_t patience_ms) {
     const Status greeted = greet(server, Deadline::after_ms(patience_ms));
     if (greeted.has_value()) {
         log::info(directory_.name(server) + " is back after " + seconds(ms_since(peer.lost_at)));
+        const bool is_somebody_down =
+            std::any_of(peers_.begin(), peers_.end(), [](const Peer& other) { return !other.up; });
+        peer.trouble =
+            is_somebody_down || directory_.unheld().empty()
+                ? std::string()
+                : "came back with another share or placement than it had: " + directory_.unheld();
+        if (!peer.trouble.empty())
+            log::warn(directory_.name(server) + " " + peer.trouble +
+                      "; start it with the former one, or the whole pipeline with the new one");
         tell_coverage();
     } else if (!is_absence(greeted.error())) {
         log::warn("not using a server that came back: " + greeted.error().sentence());
@@ -316,7 +327,8 @@ std::string ExpertServers::absent() const {
     std::string names;
     std::size_t n_absent = 0;
     for (std::size_t s = 0; s < peers_.size(); ++s) {
-        if (peers_[s].up || ++n_absent > kMostNamed) continue;
+        const bool is_there = peers_[s].up && peers_[s].trouble.empty();
+        if (is_there || ++n_absent > kMostNamed) continue;
         if (!names.empty()) names += "; ";
         names += directory_.name(s);
         if (!peers_[s].trouble.empty()) names += ", which " + peers_[s].trouble;

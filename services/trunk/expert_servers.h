@@ -111,7 +111,8 @@ class ExpertServers {
     /// A line about a call that is late, now and then.
     void tell_late(std::size_t server, const Waiting& call);
     void lose(std::size_t server, const Error& error);
-    /// "experts-0 (...), which has closed the connection": those that are down.
+    /// "experts-0 (...), which has closed the connection": those that are down, and who came back
+    /// without experts that nobody else has.
     std::string absent() const;
     /// Why nobody at all holds an expert any more: one came back and was refused.
     std::optional<Error> refusal() const;

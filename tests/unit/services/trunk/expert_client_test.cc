@@ -480,6 +480,40 @@ TEST_CASE("a server that comes back as another build is refused and named, and a
     }
 }
 
+TEST_CASE("a server that comes back with another share is named, and so is what nobody holds") {
+    Rig rig;
+    rig.add({.share = "0/2"});
+    rig.add({.share = "1/2"});
+    rig.wait_ms = 300;
+    REQUIRE(rig.connect().has_value());
+    const auto come_back = [&](const char* share) {
+        rig.servers[1].reset();
+        rig.servers[1] = std::make_unique<FakeExpertServer>(
+            tiny_model(), FakeExpertServer::Options{
+                              .endpoint = rig.endpoints[1], .name = "experts-1", .share = share});
+    };
+    const auto look_until = [&](auto&& done) {
+        const Deadline deadline = Deadline::after_ms(10000);
+        while (!done() && !deadline.expired()) {
+            rig.client->look_after_servers();
+            std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        }
+        return done();
+    };
+    come_back("0/2");
+    REQUIRE(look_until(
+        [&] { return !rig.waits.empty() && contains(rig.waits.back(), "are held by nobody"); }));
+    const auto failed = try_run(rig.client.get());
+    REQUIRE(!failed.has_value());
+    CHECK(failed.error().code == ErrorCode::unavailable);
+    CHECK(contains(failed.error().message, "experts-1"));
+    CHECK(contains(failed.error().message, "came back with another share or placement"));
+    CHECK(contains(failed.error().message, "experts are held by nobody (layer"));
+    come_back("1/2");
+    REQUIRE(look_until([&] { return rig.waits.back().empty(); }));
+    check_same_bytes(try_run(rig.client.get()));
+}
+
 TEST_CASE("what is missing is told while it is missing, before anybody asks for something") {
     Rig rig;
     rig.add({.share = "0/2"});
