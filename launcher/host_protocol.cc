@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "common/model/placement_file.h"
 #include "common/transport/curve_keys.h"
 
 namespace k3::launcher {
@@ -37,7 +38,7 @@ std::optional<std::size_t> next_number(std::string_view& rest) {
 }  // namespace
 
 Result<std::string> encode_description(const StageDescription& description,
-                                       std::size_t n_key_bytes) {
+                                       DescriptionSizes sizes) {
     json env = json::array();
     for (const auto& [name, value] : description.env) env.push_back({name, value});
     const json root = {{"pipeline", description.pipeline},
@@ -46,11 +47,13 @@ Result<std::string> encode_description(const StageDescription& description,
                        {"argv", description.argv},
                        {"n_wrap", description.n_wrap},
                        {"env", std::move(env)},
-                       {"own_sessions", description.own_sessions}};
+                       {"own_sessions", description.own_sessions},
+                       {"placement", description.placement}};
     std::string body = root.dump(-1, ' ', false, json::error_handler_t::replace);
-    std::string text =
-        fmt::format("{}{} {} {}\n", kMagic, kHostProtocolVersion, body.size(), n_key_bytes) + body;
-    if (text.size() + n_key_bytes <= kMaxDescriptionBytes) return text;
+    std::string text = fmt::format("{}{} {} {} {}\n", kMagic, kHostProtocolVersion, body.size(),
+                                   sizes.keys, sizes.placement) +
+                       body;
+    if (text.size() + sizes.keys <= kMaxDescriptionBytes) return text;
     return Error{ErrorCode::invalid_argument,
                  fmt::format("the command line of {} has {} bytes, and {} can be sent to its box",
                              description.stage, text.size(), kMaxDescriptionBytes),
@@ -72,11 +75,14 @@ Result<DescriptionSizes> parse_head(std::string_view head) {
     std::string_view rest(space, static_cast<std::size_t>(end - space));
     const auto body = next_number(rest);
     const auto keys = next_number(rest);
-    if (!body.has_value() || !keys.has_value() || !rest.empty()) return malformed("names no sizes");
+    const auto placement = next_number(rest);
+    if (!body.has_value() || !keys.has_value() || !placement.has_value() || !rest.empty())
+        return malformed("names no sizes");
     if (*body == 0 || *body > kMaxDescriptionBytes ||
-        (*keys != 0 && *keys != transport::CurveKeys::kFileBytes))
+        (*keys != 0 && *keys != transport::CurveKeys::kFileBytes) ||
+        *placement > model::kMaxPlacementBytes)
         return malformed("has an impossible size");
-    return DescriptionSizes{*body, *keys};
+    return DescriptionSizes{*body, *keys, *placement};
 }
 
 Result<StageDescription> parse_description(std::string_view body) {
@@ -92,6 +98,7 @@ Result<StageDescription> parse_description(std::string_view body) {
             description.env.emplace_back(pair.at(0).get<std::string>(),
                                          pair.at(1).get<std::string>());
         description.own_sessions = root.at("own_sessions");
+        description.placement = root.at("placement");
         if (description.n_wrap >= description.argv.size()) return malformed("names no program");
         return description;
     } catch (const json::exception& e) {

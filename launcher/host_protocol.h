@@ -1,9 +1,10 @@
 #pragma once
 // What a launcher and `k3pipe host-stage` say to each other over one ssh connection.
 //
-//   launcher -> box   "k3pipe-stage 1 <bytes> <key bytes>\n", then so many bytes: a
-//                     StageDescription as JSON; then the content of the pipeline's key file, if
-//                     its stage needs it. After that lines, the only ones there are:
+//   launcher -> box   "k3pipe-stage 2 <bytes> <key bytes> <placement bytes>\n", then so many
+//                     bytes: a StageDescription as JSON; then the content of the pipeline's key
+//                     file, if its stage needs it, and that of its placement file, likewise. After
+//                     that lines, the only ones there are:
 //                       "pulse\n"         every kPulseMs: the launcher and the link are alive
 //                       "signal <n>\n"    to the group of the service
 //                       "resume\n"        to those of the group that are stopped
@@ -26,8 +27,8 @@
 
 namespace k3::launcher {
 
-inline constexpr int kHostProtocolVersion = 1;
-/// Of a description and its head: a pipe takes it at once, so that no reader is waited for.
+inline constexpr int kHostProtocolVersion = 2;
+/// Of a description, its head and the keys: a pipe takes them at once.
 inline constexpr std::size_t kMaxDescriptionBytes = 60000;
 inline constexpr std::size_t kMaxControlLine = 64;
 inline constexpr std::int64_t kPulseMs = 1000;
@@ -42,16 +43,20 @@ struct StageDescription {
     std::size_t n_wrap = 0;         // words of argv in front of the service's program
     std::vector<std::pair<std::string, std::string>> env;
     bool own_sessions = false;  // add --session-dir with the box's default
+    // The file whose content comes with it, as argv calls it ("@FILE#NAME"); empty: none does.
+    std::string placement;
 };
-
-/// Head and body; `n_key_bytes` are to follow. Error: invalid_argument (over kMaxDescriptionBytes).
-Result<std::string> encode_description(const StageDescription& description,
-                                       std::size_t n_key_bytes);
 
 struct DescriptionSizes {
     std::size_t body = 0;
-    std::size_t keys = 0;  // 0, or that of a key file
+    std::size_t keys = 0;       // 0, or that of a key file
+    std::size_t placement = 0;  // 0, or that of a placement file
 };
+
+/// Head and body; what `sizes` says of the others is to follow.
+/// Error: invalid_argument (over kMaxDescriptionBytes).
+Result<std::string> encode_description(const StageDescription& description, DescriptionSizes sizes);
+
 /// The sizes in a head, without its newline.
 /// Errors: incompatible (another version), corrupt (no head, or over the bound).
 Result<DescriptionSizes> parse_head(std::string_view head);

@@ -13,6 +13,7 @@
 #include <cerrno>
 #include <charconv>
 #include <cstring>
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -87,11 +88,12 @@ Result<Fd> keep_keys(Input& input, std::size_t bytes) {
 
 struct Received {
     StageDescription description;
-    Fd keys;  // invalid: none are needed
+    Fd keys;                // invalid: none are needed
+    std::string placement;  // content; empty: none is needed
 };
 
 Result<Received> receive(Input& input, StopSignals& signals) {
-    const Deadline deadline = Deadline::after_ms(kDescriptionMs);
+    Deadline deadline = Deadline::after_ms(kDescriptionMs);
     std::optional<DescriptionSizes> size;
     for (;;) {
         if (!size.has_value()) {
@@ -101,20 +103,23 @@ Result<Received> receive(Input& input, StopSignals& signals) {
                 return parse_head("").error();
             }
         }
-        if (size.has_value() && input.waiting() >= size->body + size->keys) {
+        if (size.has_value() && input.waiting() >= size->body + size->keys + size->placement) {
             Received received;
             ASSIGN_OR_RETURN(received.description, parse_description(input.block(size->body)));
             if (size->keys > 0) {
                 ASSIGN_OR_RETURN(received.keys, keep_keys(input, size->keys));
             }
+            received.placement = input.block(size->placement);
             return received;
         }
         if (deadline.expired()) return no_description("was silent");
         if (signals.came()) return no_description("was interrupted");
         pollfd fds[] = {{STDIN_FILENO, POLLIN, 0}, {signals.fd(), POLLIN, 0}};
         ::poll(fds, 2, static_cast<int>(std::min<std::int64_t>(deadline.remaining_ms(), 1000)));
+        const std::size_t n_before = input.waiting();
         if ((fds[0].revents & (POLLIN | POLLHUP)) != 0 && !input.read())
             return no_description("hung up");
+        if (input.waiting() > n_before) deadline = Deadline::after_ms(kDescriptionMs);
     }
 }
 
@@ -132,6 +137,26 @@ Status find_programs(StageDescription& description) {
         description.argv.emplace_back("--session-dir");
         description.argv.push_back(sessions.string());
     }
+    return Status::ok();
+}
+
+/// Keeps a placement file in the stage's run directory, and calls it by that name.
+Status keep_placement(const std::string& text, const std::filesystem::path& directory,
+                      StageDescription& description) {
+    if (description.placement.empty()) return Status::ok();
+    const std::filesystem::path file = directory / "placement";
+    std::ofstream out(file, std::ios::binary);
+    out << text;
+    out.close();
+    if (!out)
+        return Error{ErrorCode::io,
+                     fmt::format("cannot write the placement to {}: {}", file.string(),
+                                 std::strerror(errno)),
+                     "make room there, or set XDG_RUNTIME_DIR on that box"};
+    const std::string theirs = fmt::format("@{}#", description.placement);
+    const std::string ours = fmt::format("@{}#", file.string());
+    for (std::string& word : description.argv)
+        if (word.starts_with(theirs)) word.replace(0, theirs.size(), ours);
     return Status::ok();
 }
 
@@ -249,6 +274,7 @@ Result<Ending> serve() {
     ASSIGN_OR_RETURN(
         auto directory,
         RunDirectory::acquire(base, fmt::format("{}-{}-{}", description.stage, run, ::getpid())));
+    RETURN_IF_ERROR(keep_placement(received.placement, directory->path(), description));
     sweep_dead_runs(base);
     transport::sweep_dead_segments();
     ASSIGN_OR_RETURN(auto janitor, Janitor::start({.run_directory = directory->path(),

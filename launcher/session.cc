@@ -9,6 +9,8 @@
 #include <random>
 
 #include "common/base/memory.h"
+#include "common/model/placement_file.h"
+#include "common/storage/file.h"
 #include "common/transport/arena.h"
 #include "launcher/host_setup.h"
 #include "launcher/hosts.h"
@@ -63,6 +65,19 @@ Status set_session_directory(PipelineSpec& spec, const std::string& path) {
     return Status::ok();
 }
 
+/// What other boxes take their shares from. A server looks closer: it knows the checkpoint.
+Result<std::string> placement_to_hand_over(const PipelinePlan& plan) {
+    if (!plan.has_remote() || plan.placement.empty()) return std::string();
+    ASSIGN_OR_RETURN(std::string text,
+                     storage::read_text_file(plan.placement, model::kMaxPlacementBytes));
+    if (text.starts_with(model::kPlacementMagic)) return text;
+    return Error{ErrorCode::corrupt,
+                 fmt::format("placement {} is no file of k3pipe placement: it does not begin with "
+                             "'{}'",
+                             plan.placement.string(), model::kPlacementMagic),
+                 "make it with k3pipe placement --out, and name it in [pipeline]"};
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Session>> Session::open(const Options& options, const EventLog& events) {
@@ -112,6 +127,7 @@ Status Session::open_parts(const Options& options, const PipelineSpec& spec,
     RETURN_IF_ERROR(directory_->write(record_));
     ASSIGN_OR_RETURN(janitor_,
                      Janitor::start({directory_->path(), run_id_}, directory_->lock_fd()));
+    ASSIGN_OR_RETURN(std::string placement, placement_to_hand_over(plan));
     HostSetup hosts = prepare_hosts(spec, plan, events, signals_.fd());
     if (!hosts.faults.empty()) return combined(hosts.faults, events);
     ASSIGN_OR_RETURN(starter_, make_local_starter());
@@ -120,7 +136,9 @@ Status Session::open_parts(const Options& options, const PipelineSpec& spec,
                                                           .host_stage = std::move(hosts.host_stage),
                                                           .pipeline = name,
                                                           .run_id = run_id_,
-                                                          .keys = keys_});
+                                                          .keys = keys_,
+                                                          .placement = plan.placement,
+                                                          .placement_text = std::move(placement)});
     announce(plan, events);
     SupervisorOptions supervise;
     supervise.start_timeout_ms = spec.start_timeout_s * 1000;

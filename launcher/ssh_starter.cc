@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <chrono>
@@ -15,6 +16,7 @@
 #include <thread>
 #include <utility>
 
+#include "common/base/deadline.h"
 #include "launcher/child.h"
 #include "launcher/host_protocol.h"
 #include "launcher/ssh_command.h"
@@ -22,6 +24,8 @@
 namespace k3::launcher {
 
 namespace {
+
+constexpr std::int64_t kPushMs = 10;  // until a pipe that was full may take more
 
 class SshStarter final : public ProcessStarter {
   public:
@@ -41,7 +45,7 @@ class SshStarter final : public ProcessStarter {
             ::kill(-pid, SIGKILL);
             Process process;
             process.pid = pid;
-            control.reset();
+            control.pipe.reset();
             while (!reap_child(process).has_value())
                 std::this_thread::sleep_for(std::chrono::milliseconds(1));
         }
@@ -58,24 +62,31 @@ class SshStarter final : public ProcessStarter {
         description.env = command.env;
         description.own_sessions = command.own_sessions;
         const bool with_keys = command.with_keys && options_.keys != nullptr;
-        ASSIGN_OR_RETURN(
-            const std::string text,
-            encode_description(description, with_keys ? transport::CurveKeys::kFileBytes : 0));
-        ASSIGN_OR_RETURN(Pipe control, make_pipe());
-        ::fcntl(control.write.get(), F_SETFL, O_NONBLOCK);
-        if (!send(control.write, text) || (with_keys && !send_keys(control.write)))
+        const bool with_placement = uses_placement(command);
+        if (with_placement) description.placement = options_.placement.string();
+        DescriptionSizes sizes;
+        if (with_keys) sizes.keys = transport::CurveKeys::kFileBytes;
+        if (with_placement) sizes.placement = options_.placement_text.size();
+        ASSIGN_OR_RETURN(const std::string text, encode_description(description, sizes));
+        ASSIGN_OR_RETURN(Pipe pipe, make_pipe());
+        ::fcntl(pipe.write.get(), F_SETFL, O_NONBLOCK);
+        if (!send(pipe.write, text) || (with_keys && !send_keys(pipe.write)))
             return Error{
                 ErrorCode::io,
                 fmt::format("cannot hand {} to ssh: {}", command.name, std::strerror(errno)),
                 "raise the limit of memory in pipes (/proc/sys/fs/pipe-user-pages-soft)"};
+        Control control;
+        control.pipe = std::move(pipe.write);
+        if (with_placement) control.unsent = options_.placement_text;
         ChildSpec child;
         child.name = command.name;
         child.argv = ssh_command(options_.ssh, command.host, options_.host_stage.at(command.host));
         child.variables = environment_with({});
-        child.input = control.read.get();
+        child.input = pipe.read.get();
         ASSIGN_OR_RETURN(Process process, spawn_child(child));
         std::lock_guard lock(mutex_);
-        controls_[process.pid] = std::move(control.write);
+        controls_[process.pid] = std::move(control);
+        wake_.notify_all();
         return process;
     }
 
@@ -97,6 +108,19 @@ class SshStarter final : public ProcessStarter {
     }
 
   private:
+    /// The way to a box.
+    struct Control {
+        Fd pipe;
+        std::string unsent;  // of the placement, and what was said behind it
+    };
+
+    bool uses_placement(const Command& command) const {
+        if (options_.placement.empty()) return false;
+        const std::string share = fmt::format("@{}#", options_.placement.string());
+        return std::any_of(command.argv.begin(), command.argv.end(),
+                           [&share](const std::string& word) { return word.starts_with(share); });
+    }
+
     /// A new pipe takes all of it at once, or none.
     static bool send(const Fd& to, std::string_view text) noexcept {
         return ::write(to.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size());
@@ -116,16 +140,42 @@ class SshStarter final : public ProcessStarter {
         std::lock_guard lock(mutex_);
         auto found = controls_.find(pid);
         if (found == controls_.end()) return false;
-        [[maybe_unused]] ssize_t sent = ::write(found->second.get(), line.data(), line.size());
+        Control& control = found->second;
+        if (!control.unsent.empty())
+            control.unsent += line;
+        else [[maybe_unused]]
+            ssize_t sent = ::write(control.pipe.get(), line.data(), line.size());
         return true;
+    }
+
+    /// As much as the pipe takes; true if something is left.
+    static bool push(Control& control) noexcept {
+        while (!control.unsent.empty()) {
+            const ssize_t sent =
+                ::write(control.pipe.get(), control.unsent.data(), control.unsent.size());
+            if (sent < 0 && (errno == EAGAIN || errno == EINTR)) return true;
+            control.unsent.erase(0, sent > 0 ? static_cast<std::size_t>(sent) : std::string::npos);
+        }
+        return false;
     }
 
     void pulse() {
         std::unique_lock lock(mutex_);
-        while (!wake_.wait_for(lock, std::chrono::milliseconds(kPulseMs), [this] { return stop_; }))
-            for (auto& [pid, control] : controls_) {
-                [[maybe_unused]] ssize_t sent = ::write(control.get(), "pulse\n", 6);
+        Clock::time_point next = Clock::now();
+        while (!stop_) {
+            bool is_behind = false;
+            for (auto& [pid, control] : controls_) is_behind = push(control) || is_behind;
+            const Clock::time_point now = Clock::now();
+            if (now >= next) {
+                next = now + std::chrono::milliseconds(kPulseMs);
+                for (auto& [pid, control] : controls_) {
+                    if (!control.unsent.empty()) continue;
+                    [[maybe_unused]] ssize_t sent = ::write(control.pipe.get(), "pulse\n", 6);
+                }
             }
+            const Clock::time_point soon = now + std::chrono::milliseconds(kPushMs);
+            wake_.wait_until(lock, is_behind ? std::min(soon, next) : next);
+        }
     }
 
     std::unique_ptr<ProcessStarter> local_;
@@ -133,8 +183,8 @@ class SshStarter final : public ProcessStarter {
     std::mutex mutex_;
     std::condition_variable wake_;
     bool stop_ = false;
-    std::map<pid_t, Fd> controls_;  // of the clients that run, by their process
-    std::thread pulse_;             // last: it uses all of the above
+    std::map<pid_t, Control> controls_;  // of the clients that run, by their process
+    std::thread pulse_;                  // last: it uses all of the above
 };
 
 }  // namespace

@@ -6,6 +6,7 @@
 // reaped like any child; the connection ends with us, however we end, and the stage with it.
 
 #include <cstdint>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <string>
@@ -22,6 +23,8 @@ struct SshOptions {
     std::string pipeline;
     std::uint64_t run_id = 0;
     std::shared_ptr<const transport::CurveKeys> keys = nullptr;  // null: no stage needs them
+    std::filesystem::path placement = {};  // as arguments call it ("@FILE#NAME"); empty: none
+    std::string placement_text = {};       // what boxes are handed under that name
 };
 
 /// Commands without a host go to `local`. The ending of a remote stage is that of its service;

@@ -18,7 +18,6 @@ namespace {
 
 constexpr std::string_view kFirstLine = "k3pipe placement 1";
 static_assert(kFirstLine.starts_with(kPlacementMagic));
-constexpr std::uint64_t kMaxBytes = std::uint64_t{64} << 20U;
 constexpr std::size_t kMaxNameBytes = 200;
 
 std::string checksum_of(std::string_view text) {
@@ -170,7 +169,7 @@ Result<PlacementFile> parse_placement(std::string_view text, std::string_view so
 }
 
 Result<PlacementFile> read_placement(const std::filesystem::path& path, const Model& model) {
-    ASSIGN_OR_RETURN(const std::string text, storage::read_text_file(path, kMaxBytes));
+    ASSIGN_OR_RETURN(const std::string text, storage::read_text_file(path, kMaxPlacementBytes));
     return parse_placement(text, path.string(), model.config, model.fingerprint);
 }
 

@@ -16,6 +16,7 @@ namespace k3::model {
 
 /// What a placement file begins with, whatever its version.
 inline constexpr std::string_view kPlacementMagic = "k3pipe placement ";
+inline constexpr std::uint64_t kMaxPlacementBytes = std::uint64_t{64} << 20U;
 
 struct ServerPlacement {
     std::string name;  // of the expert server, as its --name

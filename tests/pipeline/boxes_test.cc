@@ -92,6 +92,130 @@ TEST_CASE("several boxes compute the same bytes as one" * doctest::skip(!boxes_c
     }
 }
 
+TEST_CASE("a trunk and an expert server on the same other box use a fast lane, on two boxes not" *
+          doctest::skip(!boxes_can_be_made())) {
+    const Answer& expected = reference();
+    World world;
+    Boxes boxes(world.path(), 2);
+    const std::filesystem::path keyed =
+        world.write("keyed.toml", "[pipeline]\nkeys = 'boxes.keys'\n");
+    REQUIRE(world.k3pipe({"keys", "-c", keyed.string()}).code == 0);
+    struct Spread {
+        const char* name;
+        std::string stages;
+        const char* keys;
+        bool has_lanes;
+    };
+    const std::string experts = "[experts]\nhost = 'box0'\n";
+    const std::string trunks = "[[trunk]]\nhost = 'box0'\n[[trunk]]\nhost = 'box0'\n";
+    for (const Spread& spread : {
+             Spread{"together", experts + trunks, "keys = 'boxes.keys'\n", true},
+             Spread{"inline", experts + trunks, "payload = 'inline'\n", false},
+             Spread{"apart", experts + "[[trunk]]\nhost = 'box1'\n[[trunk]]\nhost = 'box1'\n", "",
+                    false},
+         }) {
+        CAPTURE(spread.name);
+        Pipeline pipeline(world, spread.name, golden_dir() / "tiny-k3", spread.stages + hosts(2),
+                          boxes.pipeline_keys() + spread.keys);
+        const Answer answer = answer_of(pipeline);
+        CHECK(answer.ids == expected.ids);
+        CHECK(answer.logits == expected.logits);
+        for (const char* trunk : {"trunk-0", "trunk-1"}) {
+            CAPTURE(trunk);
+            const std::uint64_t n_calls = pipeline.counter("expert_calls", trunk);
+            CHECK(n_calls > 0);
+            CHECK(pipeline.counter("expert_calls_fast_lane", trunk) ==
+                  (spread.has_lanes ? n_calls : 0));
+        }
+        if (!spread.has_lanes) continue;
+        // Also those that came later.
+        for (const char* stage : {"experts", "trunk-0"}) {
+            CAPTURE(stage);
+            boxes.run(0, std::string("pkill -9 -o -f 'k3-(experts|trunk).*--name ") + stage + " '");
+            REQUIRE(pipeline.complete_again(stage, 1));
+            const std::uint64_t n_before = pipeline.counter("expert_calls_fast_lane", "trunk-1");
+            CHECK(answer_of(pipeline).logits == expected.logits);
+            CHECK(pipeline.counter("expert_calls_fast_lane", "trunk-0") > 0);
+            CHECK(pipeline.counter("expert_calls_fast_lane", "trunk-1") > n_before);
+        }
+    }
+    CHECK(boxes.all_clean(kCleanMs));
+}
+
+TEST_CASE("other boxes are handed the placement, and keep it for as long as their stage lives" *
+          doctest::skip(!boxes_can_be_made())) {
+    const Answer& expected = reference();
+    World world;
+    Boxes boxes(world.path(), 1);
+    const std::string model = (golden_dir() / "tiny-k3").string();
+    const std::string keys = boxes.pipeline_keys() + "placement = 'here/p'\n";
+    const std::string stages =
+        "[[experts]]\nhost = 'box0'\nweight = 2\n[[experts]]\nweight = 1\n[trunk]\nexpert_wait_ms "
+        "= 3000\n" +
+        hosts(1);
+    // Both on the box, and with keys, which travel the same way.
+    const std::filesystem::path file =
+        world.write("away.toml", "[pipeline]\nmodel = '" + model + "'\n" + keys +
+                                     "keys = 'boxes.keys'\n[[experts]]\nhost = 'box0'\n[[experts]]"
+                                     "\nhost = 'box0'\n" +
+                                     hosts(1));
+    REQUIRE(world.k3pipe({"keys", "-c", file.string()}).code == 0);
+    // The box has no such file.
+    const std::filesystem::path here = world.path() / "here";
+    std::filesystem::create_directory(here);
+    boxes.run(0, "mount -t tmpfs none " + here.string());
+    const std::string placement = (here / "p").string();
+
+    Ended ended = world.k3pipe({"up", "-c", file.string()});
+    CHECK(ended.code == 3);
+    CHECK(has(ended.sentence(), placement));
+    world.write("here/p", "experts-0 = everything\n");
+    ended = world.k3pipe({"up", "-c", file.string()});
+    CHECK(ended.code == 3);
+    CHECK(has(ended.sentence(), "here/p is no file of k3pipe placement: it does not begin with"));
+
+    std::filesystem::remove(placement);
+    const std::filesystem::path other =
+        world.write("other.toml", "[pipeline]\nmodel = '" + demo_model_dir().string() + "'\n" +
+                                      boxes.pipeline_keys() + stages);
+    ended = world.k3pipe({"placement", "-c", other.string(), "--out", placement});
+    REQUIRE_MESSAGE(ended.code == 0, ended.err);
+    ended = world.k3pipe({"up", "-c", file.string()});
+    CHECK(ended.code == 3);
+    CHECK(has(ended.err, "/placement places the experts of the checkpoint with fingerprint"));
+    std::filesystem::remove(placement);
+
+    const auto place = [&](const std::string& tables) {
+        const std::string plain =
+            world.write("plain.toml", "[pipeline]\nmodel = '" + model + "'\n" + tables).string();
+        REQUIRE(world.k3pipe({"placement", "-c", plain, "--out", placement}).code == 0);
+    };
+    place("[[experts]]\nweight = 2\n[[experts]]\nweight = 1\n");
+    {
+        Pipeline pipeline(world, "placed", golden_dir() / "tiny-k3", stages, keys);
+        CHECK(answer_of(pipeline).logits == expected.logits);
+        CHECK(boxes.run(0, "ls " + here.string()).empty());
+        CHECK(pipeline.counter("experts_held", "experts-0") ==
+              2 * pipeline.counter("experts_held", "experts-1"));
+        // The box is handed what was there at the start, whatever has become of the file.
+        place("[[experts]]\nweight = 1\n[[experts]]\nweight = 2\n");
+        boxes.run(0, "pkill -9 -x k3-experts");
+        REQUIRE(pipeline.complete_again("experts-0", 1));
+        CHECK(answer_of(pipeline).logits == expected.logits);
+        // A server here reads the file. Two halves of different placements are no whole.
+        std::filesystem::remove(placement);
+        place("[[experts]]\nweight = 3\n[[experts]]\nweight = 1\n");
+        ::kill(static_cast<pid_t>(pipeline.stage("experts-1").pid), SIGKILL);
+        REQUIRE(pipeline.complete_again("experts-1", 1));
+        const Answer answer = pipeline.ask(request());
+        REQUIRE(answer.error.has_value());
+        CHECK(has(answer.error->sentence(), "came back with another share or placement"));
+        CHECK(has(answer.error->sentence(), "experts are held by nobody"));
+        CHECK(pipeline.program().says("start it with the former one, or the whole pipeline"));
+    }
+    CHECK(boxes.all_clean(kCleanMs));
+}
+
 namespace {
 
 const std::string kExpertsAway = "[experts]\nhost = 'box0'\n";

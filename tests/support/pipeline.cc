@@ -19,6 +19,7 @@
 
 #include "common/transport/arena.h"
 #include "common/transport/channel.h"
+#include "common/transport/curve_keys.h"
 #include "common/transport/tensor_io.h"
 
 extern char** environ;
@@ -294,9 +295,14 @@ Answer Pipeline::ask(const msg::Submit& submit) const {
 
 namespace {
 
-std::unique_ptr<transport::Channel> connect_to(const std::string& endpoint,
-                                               const std::string& peer) {
+std::unique_ptr<transport::Channel> connect_to(const std::string& endpoint, const std::string& peer,
+                                               const std::string& key_file = "") {
     transport::Channel::Options options;
+    if (!key_file.empty()) {
+        auto keys = transport::CurveKeys::load(key_file);
+        REQUIRE_MESSAGE(keys.has_value(), keys.error().sentence());
+        options.keys = *std::move(keys);
+    }
     options.endpoint = endpoint;
     options.peer = peer;
     auto made = transport::Channel::create(std::move(options));
@@ -311,7 +317,9 @@ std::unique_ptr<transport::Channel> connect_to(const std::string& endpoint,
 std::uint64_t Pipeline::counter(const std::string& name, const std::string& of) const {
     const std::string endpoint = of == "gateway" ? gateway_ : stage(of).endpoint;
     auto reply = transport::expect<msg::Statistics>(
-        connect_to(endpoint, of)->call(msg::GetStatistics{}, {}, Deadline::after_ms(10000)), of);
+        connect_to(endpoint, of, world_.record(name_)->keys)
+            ->call(msg::GetStatistics{}, {}, Deadline::after_ms(10000)),
+        of);
     REQUIRE_MESSAGE(reply.has_value(), reply.error().sentence());
     for (const msg::Counter& counter : reply->counters)
         if (counter.name == name) return counter.value;

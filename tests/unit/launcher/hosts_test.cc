@@ -1,7 +1,12 @@
 // Stages of other boxes: what a pipeline file may say of them, addresses, what is said over ssh.
 
 #include <doctest/doctest.h>
+#include <poll.h>
+#include <signal.h>
+#include <unistd.h>
 
+#include <filesystem>
+#include <optional>
 #include <string>
 
 #include "common/transport/curve_keys.h"
@@ -9,8 +14,10 @@
 #include "launcher/host_setup.h"
 #include "launcher/pipeline_file.h"
 #include "launcher/ssh_command.h"
+#include "launcher/ssh_starter.h"
 #include "launcher/stage_plan.h"
 #include "launcher/words.h"
+#include "tests/support/checkpoint_copy.h"
 #include "tests/support/golden.h"
 #include "tests/support/text.h"
 
@@ -52,6 +59,13 @@ std::string command(const Result<PipelinePlan>& plan, const std::string& name) {
         if (stage.name == name) return shell_line(stage.argv);
     FAIL(name);
     return {};
+}
+
+/// What has been printed and not been read.
+void read_rest(const Process& process, std::string* text) {
+    char buffer[256];
+    for (ssize_t n = 0; (n = ::read(process.output.get(), buffer, sizeof buffer)) > 0;)
+        text->append(buffer, static_cast<std::size_t>(n));
 }
 
 }  // namespace
@@ -146,14 +160,18 @@ TEST_CASE("a description survives its way, and nothing else is taken for one") {
     sent.n_wrap = 1;
     sent.env = {{"A", "1"}, {"B", ""}};
     sent.own_sessions = true;
-    const std::string text = encode_description(sent, 0).value();
+    sent.placement = "/p/a";
+    const std::string text = encode_description(sent, {}).value();
     const std::size_t end = text.find('\n');
     const DescriptionSizes sizes = parse_head(text.substr(0, end)).value();
     CHECK(sizes.body == text.size() - end - 1);
     CHECK(sizes.keys == 0);
     constexpr std::size_t kKeys = transport::CurveKeys::kFileBytes;
-    const std::string with_keys = encode_description(sent, kKeys).value();
-    CHECK(parse_head(with_keys.substr(0, with_keys.find('\n')))->keys == kKeys);
+    CHECK(sizes.placement == 0);
+    const std::string with_both =
+        encode_description(sent, {.keys = kKeys, .placement = 1 << 20}).value();
+    CHECK(parse_head(with_both.substr(0, with_both.find('\n')))->keys == kKeys);
+    CHECK(parse_head(with_both.substr(0, with_both.find('\n')))->placement == 1 << 20);
     const StageDescription got = parse_description(text.substr(end + 1)).value();
     CHECK(got.stage == sent.stage);
     CHECK(got.run_id == sent.run_id);
@@ -161,23 +179,77 @@ TEST_CASE("a description survives its way, and nothing else is taken for one") {
     CHECK(got.n_wrap == 1);
     CHECK(got.env == sent.env);
     CHECK(got.own_sessions);
+    CHECK(got.placement == "/p/a");
 
-    for (const char* head : {"", "k3pipe-stage", "k3pipe-stage 1", "k3pipe-stage 1 ",
-                             "k3pipe-stage 1 7", "k3pipe-stage 1 0 0", "k3pipe-stage 1 -5 0",
-                             "k3pipe-stage 1 60001 0", "k3pipe-stage 1 7 0x",
-                             "k3pipe-stage 1 7 99999", "k3pipe-stage 1 7 0 ", "SSH-2.0-OpenSSH"})
+    for (const char* head :
+         {"", "k3pipe-stage", "k3pipe-stage 2", "k3pipe-stage 2 ", "k3pipe-stage 2 7",
+          "k3pipe-stage 2 7 0", "k3pipe-stage 2 0 0 0", "k3pipe-stage 2 -5 0 0",
+          "k3pipe-stage 2 60001 0 0", "k3pipe-stage 2 7 0 0x", "k3pipe-stage 2 7 99999 0",
+          "k3pipe-stage 2 7 0 99999999999", "k3pipe-stage 2 7 0 0 ", "SSH-2.0-OpenSSH"})
         CHECK_FALSE(parse_head(head).has_value());
-    auto newer = parse_head("k3pipe-stage 2 100 0");
+    auto newer = parse_head("k3pipe-stage 3 100 0 0");
     REQUIRE_FALSE(newer.has_value());
     CHECK(newer.error().code == ErrorCode::incompatible);
-    CHECK(contains(newer.error().message, "version 2"));
+    CHECK(contains(newer.error().message, "version 3"));
     for (const char* body : {"", "{}", "[1]", "{\"pipeline\":1}"})
         CHECK_FALSE(parse_description(body).has_value());
     sent.argv.emplace_back(kMaxDescriptionBytes, 'x');
-    CHECK_FALSE(encode_description(sent, 0).has_value());
+    CHECK_FALSE(encode_description(sent, {}).has_value());
     sent.argv = {"nice"};
-    const std::string no_program = encode_description(sent, 0).value();
+    const std::string no_program = encode_description(sent, {}).value();
     CHECK_FALSE(parse_description(no_program.substr(no_program.find('\n') + 1)).has_value());
+}
+
+TEST_CASE(
+    "a placement larger than a pipe reaches the box whole, and what is said later behind it") {
+    ::signal(SIGPIPE, SIG_IGN);
+    test::TempDir folder;
+    const std::filesystem::path got = folder.path() / "got";
+    std::string text;
+    while (text.size() < 1000000) text += std::to_string(text.size()) + "\n";
+    const SshOptions options = {
+        .ssh = {"/bin/sh", "-c",
+                "read head; set -- $head; head -c $3 | grep -o '@[^\"]*'; head -c $5 > " +
+                    got.string() +
+                    "; while read line; do echo $line; test \"$line\" = pulse || "
+                    "exit 7; done"},
+        .host_stage = {{"box", "true"}},
+        .pipeline = "p",
+        .run_id = 1,
+        .placement = "/p/a",
+        .placement_text = text};
+    const auto starter = make_ssh_starter(make_local_starter().value(), options);
+    Command command;
+    command.name = "experts";
+    command.argv = {"k3-experts", "--share", "@/p/a#experts"};
+    command.host = "box";
+    Process process = starter->start(command).value();
+    starter->signal(process, 10);
+    std::string said;
+    const Deadline deadline = Deadline::after_ms(20000);
+    std::optional<Ending> ending;
+    while (!deadline.expired() && !(ending = starter->reap(process)).has_value()) {
+        pollfd fds[] = {{process.exited.get(), POLLIN, 0}, {process.output.get(), POLLIN, 0}};
+        ::poll(fds, 2, 1000);
+        read_rest(process, &said);
+    }
+    read_rest(process, &said);
+    REQUIRE(ending.has_value());
+    CHECK(ending->exit_code() == 7);
+    CHECK(contains(said, "@/p/a#experts"));
+    CHECK(contains(said, "signal 10"));
+    CHECK(test::read_file(got) == text);
+
+    // Without such a share nothing is handed over.
+    command.argv = {"k3-experts", "--share", "@/p/b#experts"};
+    process = starter->start(command).value();
+    starter->signal(process, 10);
+    while (!deadline.expired() && !(ending = starter->reap(process)).has_value()) {
+        pollfd exited{process.exited.get(), POLLIN, 0};
+        ::poll(&exited, 1, 1000);
+    }
+    CHECK(ending.has_value());
+    CHECK(test::read_file(got).empty());
 }
 
 TEST_CASE("exit codes and signals are told apart at the other end") {
