@@ -157,7 +157,13 @@ Status print_plan(const PlanCommand& command) {
         fmt::print("  stages of other boxes are not counted: this is what the one at hand needs\n");
         return Status::ok();
     }
-    if (same_config(weights.models)) return print_time(command, plan, weights, memory, speed);
+    if (same_config(weights.models)) {
+        if (!plan.has_remote()) return print_time(command, plan, weights, memory, speed);
+        ASSIGN_OR_RETURN(const PipelineMemory everywhere,
+                         plan_memory(plan.as_if_here(weights.models.begin()->first), weights,
+                                     machine, available.bytes));
+        return print_time(command, plan, weights, everywhere, speed);
+    }
     if (command.simulate.empty()) return Status::ok();
     return Error{ErrorCode::invalid_argument,
                  fmt::format("{} stages with {} models cannot be simulated", plan.stages.size(),

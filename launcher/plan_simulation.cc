@@ -7,6 +7,7 @@
 
 #include "common/experts/placement_plan.h"
 #include "common/experts/simulation.h"
+#include "common/model/layer_range.h"
 #include "common/model/model_sizes.h"
 #include "common/model/placement_file.h"
 #include "launcher/plan_model.h"
@@ -23,6 +24,8 @@ namespace {
 
 constexpr std::uint32_t kBoxCounts[] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64};
 
+constexpr std::uint64_t kTokenBytes = 24;  // StepRow: what the first stage is told of a row
+
 std::string setting_or(const StagePlan& stage, std::string_view name, std::string otherwise) {
     for (const ServiceSetting& setting : stage.settings)
         if (setting.name == name && !setting.values.empty()) return setting.values.back();
@@ -38,6 +41,7 @@ class BoxSimulator {
     Result<std::string> run() {
         ASSIGN_OR_RETURN(trace_, experts::read_trace(command_.simulate));
         ASSIGN_OR_RETURN(trunk_s_, trunk_seconds());
+        RETURN_IF_ERROR(look_at_trunk_links());
         SimulationOptions options;
         options.rows_per_step = std::max<std::uint32_t>(command_.rows, 1);
         for (const StagePlan& stage : plan_.stages) {
@@ -118,8 +122,49 @@ class BoxSimulator {
         return seconds;
     }
 
+    /// What a token's row takes to every trunk stage and back. The gateway carries it: the answer
+    /// of one stage is the request to the next.
+    Status look_at_trunk_links() {
+        const model::ModelConfig& config = model_.config;
+        const std::uint64_t vector_bytes = std::uint64_t{config.hidden_size} * sizeof(float);
+        for (const StagePlan& stage : plan_.stages) {
+            if (stage.kind != ServiceKind::trunk) continue;
+            ASSIGN_OR_RETURN(const model::LayerRange range,
+                             model::parse_layers(setting_or(stage, "layers", "all"), config));
+            TrunkLink link;
+            link.name = fmt::format("{} (layers {}-{})", stage.name, range.first, range.end() - 1);
+            link.bytes_to =
+                range.first == 0 ? kTokenBytes : config.vectors_before(range.first) * vector_bytes;
+            link.bytes_from = range.end() == config.n_layers
+                                  ? std::uint64_t{config.vocab_size} * sizeof(float)
+                                  : config.vectors_before(range.end()) * vector_bytes;
+            if (!stage.host.empty()) {
+                const std::uint64_t rate =
+                    stage.box.link_rate > 0 ? stage.box.link_rate : command_.link_rate;
+                const auto round_trip_us = stage.box.round_trip_us > 0
+                                               ? static_cast<double>(stage.box.round_trip_us)
+                                               : static_cast<double>(command_.round_trip_us);
+                link.round_trip_s = round_trip_us / 1e6;
+                if (rate > 0)
+                    link.row_s = static_cast<double>(link.bytes_to + link.bytes_from) /
+                                 static_cast<double>(rate);
+            }
+            trunk_links_.push_back(std::move(link));
+        }
+        return Status::ok();
+    }
+
+    /// Of all steps: a round trip each, and every row.
+    double trunk_link_seconds(const Simulation& found) const {
+        double seconds = 0;
+        for (const TrunkLink& link : trunk_links_)
+            seconds += link.round_trip_s * found.n_steps + link.row_s * found.n_rows;
+        return seconds;
+    }
+
     double token_seconds(const Simulation& found) const {
-        return (found.expert_s + trunk_s_ * found.n_steps) / static_cast<double>(found.n_rows);
+        return (found.expert_s + trunk_s_ * found.n_steps + trunk_link_seconds(found)) /
+               static_cast<double>(found.n_rows);
     }
 
     void add_pipeline(const SimulationOptions& options, const Simulation& found) {
@@ -141,8 +186,15 @@ class BoxSimulator {
                 load.busy_s / n_rows);
         }
         add("  busiest server of a call: {:.3f} times the mean\n", found.imbalance);
-        add("  experts {:.3f} s, trunk {:.3f} s: {:.3f} s for each token, at most\n",
-            found.expert_s / n_rows, trunk_s_ * found.n_steps / n_rows, token_seconds(found));
+        add("  {:<30}{:>19}{:>19}{:>11}\n", "trunk stages, each token", "bytes to it",
+            "bytes from it", "seconds");
+        for (const TrunkLink& link : trunk_links_)
+            add("  {:<30}{:>19}{:>19}{:>11.4f}\n", link.name, grouped(link.bytes_to),
+                grouped(link.bytes_from), link.round_trip_s * found.n_steps / n_rows + link.row_s);
+        add("  experts {:.3f} s, trunk {:.3f} s, its links {:.3f} s: {:.3f} s for each token, at "
+            "most\n",
+            found.expert_s / n_rows, trunk_s_ * found.n_steps / n_rows,
+            trunk_link_seconds(found) / n_rows, token_seconds(found));
     }
 
     Status add_equal_boxes(const SimulationOptions& options) {
@@ -182,8 +234,16 @@ class BoxSimulator {
     const model::Model& model_;
     const PipelineMemory& memory_;
     const SimulatedSpeeds& speeds_;
+    struct TrunkLink {
+        std::string name;
+        std::uint64_t bytes_to = 0;  // of a row
+        std::uint64_t bytes_from = 0;
+        double round_trip_s = 0;  // 0: on the gateway's box
+        double row_s = 0;
+    };
     experts::RoutingTrace trace_;
     std::vector<std::string> names_;
+    std::vector<TrunkLink> trunk_links_;
     double trunk_s_ = 0;
     std::string text_;
 };

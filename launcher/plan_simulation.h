@@ -22,7 +22,8 @@ bool needs_disk_rate(const PipelinePlan& plan);
 
 /// Two tables: the pipeline's expert servers as they are, and 1 to command.boxes equal boxes like
 /// the first of them. Seconds are those of the trunk's weights, from memory or disk, whichever
-/// takes longer, and of the experts; what the trunk computes while experts work is counted in full.
+/// takes longer, of the experts, and of the links to trunk stages of other boxes; what the trunk
+/// computes while experts work is counted in full. `memory` is that of all stages.
 /// Errors: invalid_argument (a share of an attached server that nobody knows, a rate that is
 /// neither given nor measured), those of read_trace, read_share and simulate.
 Result<std::string> simulation_tables(const PlanCommand& command, const PipelinePlan& plan,

@@ -360,6 +360,17 @@ PipelinePlan PipelinePlan::on_this_box() const {
     return local;
 }
 
+PipelinePlan PipelinePlan::as_if_here(const fs::path& checkpoint) const {
+    PipelinePlan all = *this;
+    for (StagePlan& stage : all.stages) {
+        if (stage.host.empty()) continue;
+        stage.host.clear();
+        if (!stage.model.empty()) stage.model = checkpoint;
+        std::erase_if(stage.settings, [](const ServiceSetting& s) { return s.name == "pack"; });
+    }
+    return all;
+}
+
 const StagePlan& PipelinePlan::gateway() const noexcept { return stages.back(); }
 
 std::size_t PipelinePlan::n_owned() const noexcept {

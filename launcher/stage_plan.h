@@ -45,6 +45,9 @@ struct PipelinePlan {
     bool has_remote() const noexcept;
     /// Without the stages of other boxes, whose memory and files cannot be seen from here.
     PipelinePlan on_this_box() const;
+    /// With the stages of other boxes as if they ran here, from the checkpoint `model`: for what
+    /// does not depend on the box, such as the shape of a budget.
+    PipelinePlan as_if_here(const std::filesystem::path& model) const;
     const StagePlan& gateway() const noexcept;
     std::size_t n_owned() const noexcept;
 };

@@ -326,8 +326,9 @@ void ExpertServers::tell_coverage() {
 std::string ExpertServers::absent() const {
     std::string names;
     std::size_t n_absent = 0;
+    const bool is_all_held = directory_.unheld().empty();
     for (std::size_t s = 0; s < peers_.size(); ++s) {
-        const bool is_there = peers_[s].up && peers_[s].trouble.empty();
+        const bool is_there = peers_[s].up && (is_all_held || peers_[s].trouble.empty());
         if (is_there || ++n_absent > kMostNamed) continue;
         if (!names.empty()) names += "; ";
         names += directory_.name(s);

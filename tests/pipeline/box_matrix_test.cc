@@ -214,3 +214,44 @@ TEST_CASE("any number of boxes, stages and replicas over any link computes the b
     CHECK(n_lost > 0);
     CHECK(network.all_clean(10000));
 }
+
+namespace {
+
+/// Seconds of a token of one request: what 40 more of them take.
+double token_seconds(const Pipeline& pipeline) {
+    const auto seconds_of = [&pipeline](std::uint32_t n) {
+        double least = 1e9;  // other work on this machine only adds
+        for (int i = 0; i < 3; ++i) {
+            msg::Submit submit = of_ids({3, 1, 4, 1, 5, 9, 2, 6}, n);
+            submit.ignore_eos = true;
+            const Answer answer = pipeline.ask(submit);
+            REQUIRE_MESSAGE(!answer.error.has_value(), answer.error->sentence());
+            least = std::min(least, answer.seconds);
+        }
+        return least;
+    };
+    const double few = seconds_of(5);
+    return (seconds_of(45) - few) / 40;
+}
+
+}  // namespace
+
+// The table of docs/operating.md: --no-skip -tc="a token over*"
+TEST_CASE("a token over links of 0 to 10 ms" * doctest::skip()) {
+    if (!boxes_can_be_made()) return;
+    World world;
+    Boxes network(world.path(), 4);
+    std::printf("trunk stages,round trip us,loss per 1000,ms of a token\n");
+    for (int n_stages : {0, 4})
+        for (const Row& link :
+             {Row{4, n_stages, 1, 0, 0, 0, 0}, Row{4, n_stages, 1, 0, 0, 100, 0},
+              Row{4, n_stages, 1, 0, 0, 1000, 0}, Row{4, n_stages, 1, 0, 0, 10000, 0},
+              Row{4, n_stages, 1, 0, 0, 10000, 1}}) {
+            set_links(network, link, 1);
+            Pipeline pipeline(world, "links", golden_dir() / "tiny-k3", stage_tables(link),
+                              network.pipeline_keys());
+            std::printf("%d,%d,%d,%.2f\n", n_stages, link[round_trip_us],
+                        link[lossy] != 0 ? kLossPer1000 : 0, 1000 * token_seconds(pipeline));
+            std::fflush(stdout);
+        }
+}

@@ -2,6 +2,7 @@
 
 #include <doctest/doctest.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <string>
 
@@ -114,6 +115,31 @@ TEST_CASE("plan replays a trace over the boxes that the file describes") {
     for (const char* part : {"2 tokens in 2 steps", "experts-2", "boxes like experts-0",
                              "2 replicas", "times the mean"})
         CHECK_MESSAGE(has(plan.out, part), plan.out);
+    // Stages of other boxes count as well: their memories, and the links to trunk stages.
+    const std::string far =
+        world
+            .write("far.toml",
+                   "[pipeline]\nmodel = '" + (golden_dir() / "tiny-k3").string() +
+                       "'\nssh = '/bin/true'\naddress = '10.0.0.1'\ninsecure = true\n"
+                       "[experts]\nhost = 'far'\ncache_bytes = '100MB'\n[[trunk]]\n[[trunk]]\n"
+                       "host = 'far'\nweights_bytes = '100MB'\n[hosts.far]\naddress = '10.0.0.2'\n"
+                       "model = '/over/there'\n")
+            .string();
+    const Ended spread =
+        world.k3pipe({"plan", "-c", far, "--simulate", trace, "--disk-rate", "2MB", "--memory-rate",
+                      "1GB", "--link-rate", "1MB", "--round-trip-us", "1000"});
+    CHECK_MESSAGE(spread.code == 0, spread.err);
+    const auto line = [&spread](const std::string& begin) {
+        const std::size_t at = spread.out.find("  " + begin);
+        REQUIRE_MESSAGE(at != std::string::npos, spread.out);
+        return spread.out.substr(at, spread.out.find('\n', at) - at);
+    };
+    CHECK(has(line("experts   "), "100.0%"));
+    // Three vectors of 80 values come, 768 logits go: 4,032 bytes at 1 MB/s, and a round trip.
+    for (const char* part : {" 960 ", " 3,072 ", " 0.0050"})
+        CHECK(has(line("trunk-1 (layers 6-12)"), part));
+    CHECK(has(line("trunk-0 (layers 0-5)"), " 0.0000"));
+    CHECK(has(spread.out, "its links 0.005 s"));
     const Ended without = world.k3pipe({"plan", "-c", config, "--rows", "2"});
     CHECK(without.code == 2);
     CHECK(has(without.sentence(), "--rows has no effect without --simulate"));
@@ -121,4 +147,40 @@ TEST_CASE("plan replays a trace over the boxes that the file describes") {
         {"plan", "-c", write_config(world, "", "disk_rate = 'fast'\n"), "--simulate", trace});
     CHECK(wrong.code == 2);
     CHECK(has(wrong.sentence(), "disk_rate = 'fast' is no rate"));
+}
+
+TEST_CASE("the shipped files for several boxes can be planned as they stand") {
+    World world;
+    struct Shipped {
+        const char* name;
+        int n_servers;
+        int n_stages;
+    };
+    for (const Shipped& shipped :
+         {Shipped{"two-boxes.toml", 2, 1}, Shipped{"four-boxes.toml", 4, 4}}) {
+        CAPTURE(shipped.name);
+        std::string text = read_file(std::filesystem::path(std::getenv("K3_SOURCE_ROOT")) /
+                                     "configs" / shipped.name);
+        const auto put = [&text](const std::string& old, const std::string& now) {
+            const std::size_t at = text.find(old);
+            REQUIRE_MESSAGE(at != std::string::npos, old);
+            text.replace(at, old.size(), now);
+        };
+        // What depends on this machine: where the model is, keys, an ssh client, names of boxes.
+        put("\"models/demo-k3\"", "'" + demo_model_dir().string() + "'");
+        put("[pipeline]\n",
+            "[pipeline]\nssh = '/bin/true'\ninsecure = true\naddress = '10.0.10.1'\n");
+        if (text.find("\n[hosts.laptop]\n") != std::string::npos)
+            put("\n[hosts.laptop]\n", "\n[hosts.laptop]\naddress = '10.0.10.2'\n");
+        const std::string file = world.write(shipped.name, text).string();
+        const Ended plan = world.k3pipe({"plan", "-c", file});
+        CHECK_MESSAGE(plan.code == 0, plan.err);
+        const auto count = [&plan](const std::string& part) {
+            int n = 0;
+            for (std::size_t at = 0; (at = plan.out.find(part, at)) != std::string::npos; ++at) ++n;
+            return n;
+        };
+        CHECK(count("\nk3-experts ") + count("/k3-experts ") == shipped.n_servers);
+        CHECK(count("\nk3-trunk ") + count("/k3-trunk ") == shipped.n_stages);
+    }
 }
