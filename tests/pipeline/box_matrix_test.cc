@@ -171,7 +171,8 @@ TEST_CASE("any number of boxes, stages and replicas over any link computes the b
     std::uint64_t n_lost = 0;
     for (std::size_t i = 0; i < kRows.size(); ++i) {
         const Row& row = kRows[i];
-        CAPTURE(name_of(row));
+        const std::string name = name_of(row);
+        CAPTURE(name);
         set_links(network, row, i + 1);
         const std::string keys =
             network.pipeline_keys() + placement_key(world, row, network.pipeline_keys());
@@ -184,7 +185,9 @@ TEST_CASE("any number of boxes, stages and replicas over any link computes the b
                 CHECK(answers[s].logits == expected[s].logits);
             }
             // A slow or lossy network is no dead server.
-            for (const launcher::StageRecord& stage : world.record("matrix")->stages)
+            const auto record = world.record("matrix");
+            REQUIRE(record.has_value());
+            for (const launcher::StageRecord& stage : record->stages)
                 CHECK_MESSAGE(stage.restarts == 0, stage.name);
             for (int s = 0; s < row[stages]; ++s) {
                 const std::string trunk = row[stages] == 1 ? "trunk" : "trunk-" + std::to_string(s);
@@ -197,8 +200,7 @@ TEST_CASE("any number of boxes, stages and replicas over any link computes the b
                 CHECK((row[boxes] == 1 ? n_near == n_calls : n_near < n_calls));
             }
             std::printf("%-22s %5.2f s, answers after %.2f and %.2f s, %llu frames, %llu lost\n",
-                        name_of(row).c_str(),
-                        std::chrono::duration<double>(Clock::now() - begin).count(),
+                        name.c_str(), std::chrono::duration<double>(Clock::now() - begin).count(),
                         answers[0].seconds, answers[1].seconds,
                         static_cast<unsigned long long>(counts_of(network).n_passed),
                         static_cast<unsigned long long>(counts_of(network).n_lost));
