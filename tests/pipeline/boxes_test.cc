@@ -47,6 +47,12 @@ const Answer& reference() {
     return answer;
 }
 
+/// For pipelines with keys = 'boxes.keys'.
+void make_keys(const World& world) {
+    const auto file = world.write("keyed.toml", "[pipeline]\nkeys = 'boxes.keys'\n");
+    REQUIRE(world.k3pipe({"keys", "-c", file.string()}).code == 0);
+}
+
 /// Tables that let `n` boxes run the programs of this build.
 std::string hosts(std::size_t n) {
     std::string tables;
@@ -62,9 +68,7 @@ TEST_CASE("several boxes compute the same bytes as one" * doctest::skip(!boxes_c
     const Answer& expected = reference();
     World world;
     Boxes boxes(world.path(), 3);
-    const std::filesystem::path keyed =
-        world.write("keyed.toml", "[pipeline]\nkeys = 'boxes.keys'\n");
-    REQUIRE(world.k3pipe({"keys", "-c", keyed.string()}).code == 0);
+    make_keys(world);
     struct Spread {
         const char* name;
         std::string stages;
@@ -97,9 +101,7 @@ TEST_CASE("a trunk and an expert server on the same other box use a fast lane, o
     const Answer& expected = reference();
     World world;
     Boxes boxes(world.path(), 2);
-    const std::filesystem::path keyed =
-        world.write("keyed.toml", "[pipeline]\nkeys = 'boxes.keys'\n");
-    REQUIRE(world.k3pipe({"keys", "-c", keyed.string()}).code == 0);
+    make_keys(world);
     struct Spread {
         const char* name;
         std::string stages;

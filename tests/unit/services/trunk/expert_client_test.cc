@@ -79,6 +79,16 @@ struct Rig {
         ASSIGN_OR_RETURN(client, ExpertClient::create(std::move(options), counters));
         return client->connect();
     }
+    /// Looks after the servers as an idle trunk does; false if that changed nothing for 10 s.
+    template <typename Done>
+    bool look_until(Done&& done) const {
+        const Deadline deadline = Deadline::after_ms(10000);
+        while (!done() && !deadline.expired()) {
+            client->look_after_servers();
+            std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        }
+        return done();
+    }
     std::uint64_t count(const std::string& name) const {
         for (const msg::Counter& counter : counters.snapshot())
             if (counter.name == name) return counter.value;
@@ -492,16 +502,8 @@ TEST_CASE("a server that comes back with another share is named, and so is what 
             tiny_model(), FakeExpertServer::Options{
                               .endpoint = rig.endpoints[1], .name = "experts-1", .share = share});
     };
-    const auto look_until = [&](auto&& done) {
-        const Deadline deadline = Deadline::after_ms(10000);
-        while (!done() && !deadline.expired()) {
-            rig.client->look_after_servers();
-            std::this_thread::sleep_for(std::chrono::milliseconds(5));
-        }
-        return done();
-    };
     come_back("0/2");
-    REQUIRE(look_until(
+    REQUIRE(rig.look_until(
         [&] { return !rig.waits.empty() && contains(rig.waits.back(), "are held by nobody"); }));
     const auto failed = try_run(rig.client.get());
     REQUIRE(!failed.has_value());
@@ -510,7 +512,7 @@ TEST_CASE("a server that comes back with another share is named, and so is what 
     CHECK(contains(failed.error().message, "came back with another share or placement"));
     CHECK(contains(failed.error().message, "experts are held by nobody (layer"));
     come_back("1/2");
-    REQUIRE(look_until([&] { return rig.waits.back().empty(); }));
+    REQUIRE(rig.look_until([&] { return rig.waits.back().empty(); }));
     check_same_bytes(try_run(rig.client.get()));
 }
 
@@ -520,23 +522,15 @@ TEST_CASE("what is missing is told while it is missing, before anybody asks for 
     rig.add({.share = "1/2"});
     REQUIRE(rig.connect().has_value());
     CHECK(rig.waits.empty());
-    const auto look_until = [&](auto&& done) {
-        const Deadline deadline = Deadline::after_ms(10000);
-        while (!done() && !deadline.expired()) {
-            rig.client->look_after_servers();
-            std::this_thread::sleep_for(std::chrono::milliseconds(5));
-        }
-        return done();
-    };
-    REQUIRE(look_until([&] { return rig.count("expert_servers_up") == 2; }));
+    REQUIRE(rig.look_until([&] { return rig.count("expert_servers_up") == 2; }));
     rig.servers[1].reset();
-    REQUIRE(look_until([&] { return !rig.waits.empty(); }));
+    REQUIRE(rig.look_until([&] { return !rig.waits.empty(); }));
     CHECK(contains(rig.waits.back(), "experts-1"));
     CHECK(rig.count("expert_servers_up") == 1);
     rig.servers[1] = std::make_unique<FakeExpertServer>(
         tiny_model(), FakeExpertServer::Options{
                           .endpoint = rig.endpoints[1], .name = "experts-1", .share = "1/2"});
-    REQUIRE(look_until([&] { return rig.waits.back().empty(); }));
+    REQUIRE(rig.look_until([&] { return rig.waits.back().empty(); }));
     check_same_bytes(try_run(rig.client.get()));
     CHECK(rig.count("expert_server_losses") == 1);
 }
