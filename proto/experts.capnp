@@ -19,6 +19,7 @@ struct ExpertCall {
   rows @1 :Types.Tensor;      # [n_rows, latent_size] f32
   picks @2 :List(Pick);       # every (row, expert) at most once
   replyShm @3 :Bool;          # the caller can read the server's arena
+  hint @4 :UInt64;            # number of the Prefetch that told of these picks; 0: none did
 }
 
 struct PartialSums {
@@ -32,6 +33,9 @@ struct Prefetch {
   layer @0 :UInt32;
   experts @1 :List(UInt32);   # most useful first
   ranks @2 :List(UInt32);     # best rank of each over the step's rows, same length
+  number @3 :UInt64;          # of the sender's hints, counted from a random one, so that no two
+                              # senders use the same; 0: none. The calls it is for repeat it: one
+                              # that overtakes its hint, through a fast lane, makes that useless
 }
 
 struct ExpertsMessage {

@@ -68,6 +68,7 @@ Service::Service(const Options& options, const model::Model& model, model::Share
       picks_(counters_.add("expert_call_picks")),
       hints_(counters_.add("prefetch_hints")),
       bad_hints_(counters_.add("prefetch_hints_refused")),
+      overtaken_hints_(counters_.add("prefetch_hints_overtaken")),
       read_wait_ns_(counters_.add("expert_read_wait_ns")),
       compute_ns_(counters_.add("expert_compute_ns")) {}
 
@@ -247,6 +248,7 @@ Status Service::answer(const msg::ExpertCall& call, transport::Request& request)
     const std::span<const float> rows = transport::view_as<float>(bytes);
     const std::uint64_t n_rows = call.rows.shape[0];
     RETURN_IF_ERROR(groups_->group(call.layer, n_rows, call.picks));
+    called_hints_.add(call.hint);
     if (trace_) trace_->visit(call.layer, groups_->uses());
     rows_ += n_rows;
     picks_ += call.picks.size();
@@ -274,6 +276,10 @@ Status Service::take_hint(const msg::Prefetch& hint) {
     RETURN_IF_ERROR(check_layer(hint.layer));
     for (std::uint32_t expert : hint.experts)
         RETURN_IF_ERROR(groups_->check_held(hint.layer, expert));
+    if (called_hints_.has(hint.number)) {
+        ++overtaken_hints_;
+        return Status::ok();
+    }
     cache_->prefetch(hint.layer, hint.experts);
     return Status::ok();
 }

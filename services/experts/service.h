@@ -16,6 +16,7 @@
 #include "common/telemetry/counters.h"
 #include "common/transport/arena.h"
 #include "common/transport/server.h"
+#include "services/experts/called_hints.h"
 #include "services/experts/disk_cache_store.h"
 #include "services/experts/executor.h"
 #include "services/experts/expert_cache.h"
@@ -96,6 +97,7 @@ class Service {
     std::optional<TraceRecorder> trace_;
     std::unique_ptr<Executor> executor_;
     std::unique_ptr<PickGroups> groups_;
+    CalledHints called_hints_;
     std::unique_ptr<transport::Arena> arena_;  // null: replies are inline
     transport::ArenaReader reader_;
     std::vector<std::int64_t> sums_;  // [max_call_rows, latent_size]
@@ -107,6 +109,7 @@ class Service {
     std::atomic<std::uint64_t>& picks_;
     std::atomic<std::uint64_t>& hints_;
     std::atomic<std::uint64_t>& bad_hints_;
+    std::atomic<std::uint64_t>& overtaken_hints_;
     std::atomic<std::uint64_t>& read_wait_ns_;
     std::atomic<std::uint64_t>& compute_ns_;
 };

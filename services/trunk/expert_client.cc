@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <random>
 #include <thread>
 #include <utility>
 
@@ -26,12 +27,18 @@ constexpr std::int64_t kPauseMs = 20;  // before asking again a server that refu
 // A server that dies of every call must not be asked for ever; the launcher backs off meanwhile.
 constexpr int kMaxRounds = 10;
 
+std::uint64_t random_number() {
+    std::random_device device;
+    return std::uint64_t{device()} << 32U | device();
+}
+
 std::span<const std::byte> as_bytes(std::span<const float> values) { return std::as_bytes(values); }
 
 }  // namespace
 
 ExpertClient::ExpertClient(Options options, telemetry::Counters& counters)
     : options_(std::move(options)),
+      hint_(random_number()),
       latent_size_(options_.needs.latent_size),
       is_pending_(options_.max_rows * options_.top_k),
       chosen_(options_.max_rows * options_.top_k),
@@ -73,6 +80,7 @@ Result<std::unique_ptr<ExpertClient>> ExpertClient::create(Options options,
 // ---- calls of one layer ------------------------------------------------------------------------
 
 void ExpertClient::prefetch(const Routing& routing) noexcept {
+    ++hint_;
     const std::uint64_t up = servers_->available();
     std::vector<msg::Prefetch> hints(servers_->size());
     std::vector<bool> seen(options_.needs.n_experts);
@@ -93,6 +101,7 @@ void ExpertClient::prefetch(const Routing& routing) noexcept {
     for (std::size_t s = 0; s < servers_->size(); ++s) {
         if (hints[s].experts.empty()) continue;
         hints[s].layer = routing.layer;
+        hints[s].number = hint_;
         (*servers_)[s].channel->post(std::move(hints[s]));
     }
 }
@@ -184,6 +193,7 @@ Status ExpertClient::send(Call& call) {
                     latent_size_ * sizeof(float));
     msg::ExpertCall body;
     body.layer = routing_.layer;
+    body.hint = hint_;
     const std::size_t n_values = call.rows.size() * latent_size_;
     // Whole calls go through the lane; large ones put their tensors into arenas.
     const bool in_lane = peer.channel->lane_takes(

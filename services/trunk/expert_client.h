@@ -133,6 +133,7 @@ class ExpertClient final : public ExpertBackend {
     Options options_;
     std::unique_ptr<ExpertServers> servers_;
     std::string failed_service_;
+    std::uint64_t hint_;  // number of the last one given
 
     // Of the current layer.
     Routing routing_;

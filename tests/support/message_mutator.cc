@@ -122,6 +122,7 @@ void spoil(MessageMutator& random, msg::ExpertCall& message) {
     message.picks.resize(random.below(6));
     for (msg::Pick& pick : message.picks)
         pick = {odd_number(random), odd_number(random), 0.5F, odd_number(random)};
+    message.hint = random.below(3);
     if (random.below(2) == 0) spoil(random, message.rows);
 }
 
@@ -129,6 +130,7 @@ void spoil(MessageMutator& random, msg::Prefetch& message) {
     message.layer = odd_number(random);
     spoil_ids(random, message.experts);
     message.ranks.assign(message.experts.size(), odd_number(random));
+    message.number = random.below(3);
 }
 
 void spoil(MessageMutator& random, msg::Sample& message) {

@@ -228,6 +228,15 @@ class Samples {
         add("announcement_gateway_bf16", out);
     }
 
+    void hints_with_numbers() {
+        add("expert_call_hint", msg::ExpertCall{1,
+                                                inline_tensor(msg::DType::f32, {1, 3584}, 1),
+                                                {{0, 895, 0.5F, 0}},
+                                                false,
+                                                kBig + 7});
+        add("prefetch_number", msg::Prefetch{5, {895, 0, 7}, {0, 3, 15}, kBig + 7});
+    }
+
   private:
     std::vector<SampleMessage> out_;
 };
@@ -247,6 +256,7 @@ std::vector<SampleMessage> sample_messages() {
     samples.signs_of_life();
     samples.weighted_servers();
     samples.latents();
+    samples.hints_with_numbers();
     return std::move(samples).take();
 }
 

@@ -19,6 +19,7 @@ void write(BodyBuilder body, const ExpertCall& message) {
         pick.setRank(message.picks[i].rank);
     }
     out.setReplyShm(message.reply_shm);
+    out.setHint(message.hint);
 }
 
 void write(BodyBuilder body, const PartialSums& message) {
@@ -33,6 +34,7 @@ void write(BodyBuilder body, const Prefetch& message) {
     out.setLayer(message.layer);
     out.setExperts(as_list(message.experts));
     out.setRanks(as_list(message.ranks));
+    out.setNumber(message.number);
 }
 
 namespace {
@@ -51,6 +53,7 @@ ExpertCall read_call(wire::ExpertCall::Reader in, Checker& check) {
                               pick.getRank()});
     }
     call.reply_shm = in.getReplyShm();
+    call.hint = in.getHint();
     return call;
 }
 
@@ -64,6 +67,7 @@ Prefetch read_prefetch(wire::Prefetch::Reader in, Checker& check) {
                      "Prefetch has " + std::to_string(out.experts.size()) + " experts and " +
                          std::to_string(out.ranks.size()) + " ranks",
                      "send one rank with each expert");
+    out.number = in.getNumber();
     return out;
 }
 

@@ -21,6 +21,7 @@ struct ExpertCall {
     Tensor rows;
     std::vector<Pick> picks;
     bool reply_shm = false;
+    std::uint64_t hint = 0;
     bool operator==(const ExpertCall&) const = default;
 };
 
@@ -35,6 +36,7 @@ struct Prefetch {
     std::uint32_t layer = 0;
     std::vector<std::uint32_t> experts;
     std::vector<std::uint32_t> ranks;
+    std::uint64_t number = 0;
     bool operator==(const Prefetch&) const = default;
 };
 

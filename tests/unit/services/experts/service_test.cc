@@ -83,13 +83,14 @@ class Running {
 
     /// A call whose rows go, and whose sums come back, through shared memory or inline.
     Result<std::vector<std::int64_t>> call(std::uint32_t layer, const std::vector<float>& rows,
-                                           std::vector<msg::Pick> picks, bool shm = false) {
+                                           std::vector<msg::Pick> picks, bool shm = false,
+                                           std::uint64_t hint = 0) {
         std::vector<msg::Bytes> frames;
         msg::ExpertCall body{
             layer,
             transport::put_tensor(msg::DType::f32, {rows.size() / kLatent, kLatent},
                                   std::as_bytes(std::span(rows)), arena_.get(), shm, frames),
-            std::move(picks), shm};
+            std::move(picks), shm, hint};
         auto reply = send(std::move(body), std::move(frames));
         if (!reply.has_value()) return std::move(reply).error();
         auto* sums = std::get_if<msg::PartialSums>(&reply->body);
@@ -235,6 +236,46 @@ TEST_CASE("a hint has the experts read before the call") {
     CHECK(server.counter("expert_cache_hits") == 4);
     CHECK(server.counter("expert_calls") == 2);
     CHECK(server.counter("expert_call_picks") == 8);
+}
+
+TEST_CASE("a hint that its call has overtaken reads nothing, and the next one does") {
+    const std::vector<float> rows = some_rows(1);
+    const std::vector<msg::Pick> picks = some_picks(1);
+    Running whole;
+    const auto expected = whole.call(5, rows, picks);
+    REQUIRE(expected.has_value());
+    Running server(with(4));  // too few to keep what a call has used
+    const std::vector<std::uint32_t> experts = {1, 7, 13, 19};
+    const std::vector<std::uint32_t> ranks = {0, 1, 2, 3};
+    auto hints_taken = [&server] {
+        return server.counter("prefetch_reads") + server.counter("prefetch_dropped");
+    };
+    auto hint = [&](std::uint64_t number) {
+        REQUIRE(server.send(msg::Prefetch{5, experts, ranks, number}).has_value());
+    };
+    constexpr std::uint64_t kFirst = 0xFFFF'FFFF'FFFF'FF00;
+    constexpr std::uint64_t kHints = CalledHints::kRemembered + 3;
+    for (std::uint64_t number = kFirst; number < kFirst + kHints; ++number) {
+        CHECK(*server.call(5, rows, picks, false, number) == *expected);
+        CHECK(*server.call(5, rows, picks, false, number) == *expected);  // the rest of its rows
+        hint(number);
+    }
+    CHECK(server.counter("prefetch_hints_overtaken") == kHints);
+    CHECK(hints_taken() == 0);
+    const std::uint64_t n_reads = server.counter("expert_reads");
+    // One that comes in time, one from a sender that does not number them, and one of long ago.
+    hint(kFirst + kHints);
+    CHECK(hints_taken() > 0);
+    CHECK(*server.call(5, rows, picks, false, kFirst + kHints) == *expected);
+    CHECK(server.counter("expert_reads") > n_reads);
+    for (const std::uint64_t number : {std::uint64_t{0}, kFirst}) {
+        CAPTURE(number);
+        CHECK(*server.call(5, rows, picks, false, 0) == *expected);
+        const std::uint64_t n_taken = hints_taken();
+        hint(number);
+        CHECK(hints_taken() > n_taken);
+    }
+    CHECK(server.counter("prefetch_hints_overtaken") == kHints);
 }
 
 TEST_CASE("a hint with a call id is answered, and a bad one harms nothing") {

@@ -20,6 +20,8 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "common/transport/lane_segment.h"
@@ -247,6 +249,45 @@ TEST_CASE("a server that dies during a call in a fast lane is met again, and so 
     check_same_bytes(logits);
     CHECK(rig.count("expert_server_losses") == 1);
     CHECK(rig.count("expert_calls_fast_lane") == rig.count("expert_calls"));
+}
+
+TEST_CASE("calls name the hint that told of their picks, and no two hints have the same number") {
+    Rig rig;
+    rig.use_shm = true;
+    std::mutex mutex;
+    std::map<std::uint64_t, std::uint32_t> layers;                     // of hints, by number
+    std::vector<std::pair<std::uint64_t, std::uint32_t>> calls;        // number and layer
+    std::set<std::tuple<int, std::uint64_t, std::uint32_t>> hinted;    // server, number, expert
+    std::vector<std::tuple<int, std::uint64_t, std::uint32_t>> asked;  // likewise
+    for (int server : {0, 1}) {
+        FakeExpertServer& fake =
+            rig.add({.share = std::to_string(server) + "/2", .max_call_rows = 3});
+        fake.on_hint = [&, server](const msg::Prefetch& hint) {
+            std::lock_guard lock(mutex);
+            const auto [at, is_new] = layers.emplace(hint.number, hint.layer);
+            if (!is_new && at->second != hint.layer) at->second = 1000;
+            for (std::uint32_t expert : hint.experts) hinted.emplace(server, hint.number, expert);
+        };
+        fake.on_call = [&, server](const msg::ExpertCall& call) {
+            std::lock_guard lock(mutex);
+            calls.emplace_back(call.hint, call.layer);
+            for (const msg::Pick& pick : call.picks)
+                asked.emplace_back(server, call.hint, pick.expert);
+        };
+    }
+    REQUIRE(rig.connect().has_value());
+    for (int i = 0; i < 2; ++i) check_same_bytes(try_run(rig.client.get()));
+    std::lock_guard lock(mutex);
+    CHECK(layers.size() == 2 * 12);  // one for each layer of each step
+    CHECK(layers.count(0) == 0);
+    CHECK(calls.size() > 2 * 12 * 2);
+    for (const auto& [number, layer] : calls) {
+        CAPTURE(number);
+        REQUIRE(layers.count(number) == 1);
+        CHECK(layers[number] == layer);
+    }
+    // Through the socket all hints come before their calls, so none is missing.
+    for (const auto& pick : asked) CHECK(hinted.count(pick) == 1);
 }
 
 TEST_CASE("a server gets only the rows it needs, with picks counted within them and ranks kept") {

@@ -69,7 +69,10 @@ void FakeExpertServer::serve() {
     while (!stop_ && !server_->stopping()) {
         auto request = server_->next(Deadline::after_ms(200));
         if (!request.has_value()) continue;
-        if (std::holds_alternative<msg::Prefetch>(request->envelope.body)) ++n_prefetches;
+        if (const auto* hint = std::get_if<msg::Prefetch>(&request->envelope.body)) {
+            ++n_prefetches;
+            if (on_hint) on_hint(*hint);
+        }
         const auto* call = std::get_if<msg::ExpertCall>(&request->envelope.body);
         if (call != nullptr) {
             const msg::ExpertCall copy = *call;

@@ -68,6 +68,9 @@ class FakeExpertServer {
     /// Told of each call before it is answered.
     std::function<void(const msg::ExpertCall&)> on_call;
 
+    /// Told of each hint.
+    std::function<void(const msg::Prefetch&)> on_hint;
+
     std::atomic<int> n_calls{0};
     std::atomic<int> n_prefetches{0};
     std::atomic<int> n_shm_calls{0};    // rows came through shared memory
