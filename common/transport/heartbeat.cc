@@ -162,7 +162,8 @@ void Heartbeat::tend_link(Peer& peer, Clock::time_point now) {
     peer.second.reset();
     {
         std::lock_guard lock(mutex_);
-        if (std::exchange(peer.vitals.answers, false)) {
+        const bool was_foreign = std::exchange(peer.vitals.is_foreign, false);
+        if (std::exchange(peer.vitals.answers, false) || was_foreign) {
             peer.n_ended = 0;
             tell_locked();
         }
@@ -210,8 +211,13 @@ void Heartbeat::listen(Peer& peer, ZmqLink& link, bool& has_answered) {
     while (link.receive(message)) {
         std::uint64_t call_id = 0;
         Result<msg::Envelope> envelope = msg::decode(message.envelope, call_id);
-        // Anything else is for the channel to judge, which says hello before it calls.
-        if (!envelope.has_value()) continue;
+        if (!envelope.has_value()) {
+            // Anything else is for the channel to judge, which says hello before it calls.
+            if (envelope.error().code != ErrorCode::incompatible) continue;
+            take_foreign(peer);
+            has_answered = true;
+            continue;
+        }
         const auto* pong = std::get_if<msg::Pong>(&envelope->body);
         if (pong == nullptr) continue;
         take_pong(peer, *pong);
@@ -231,10 +237,24 @@ void Heartbeat::take_pong(Peer& peer, const msg::Pong& pong) {
     peer.heard_at = now;
     peer.n_ended = 0;
     vitals.answers = true;
+    vitals.is_foreign = false;
     vitals.is_silent = false;
     vitals.instance = pong.instance;
     vitals.state = pong.state;
     vitals.waits_for_reads = pong.waits_for_reads;
+    vitals.door = Vitals::Door::unknown;
+    if (is_news) tell_locked();
+}
+
+void Heartbeat::take_foreign(Peer& peer) {
+    std::lock_guard lock(mutex_);
+    Vitals& vitals = peer.vitals;
+    peer.heard_at = peer.worked_at = Clock::now();
+    peer.n_ended = 0;
+    const bool is_news = !std::exchange(vitals.is_foreign, true);
+    vitals.answers = false;
+    vitals.is_silent = false;
+    vitals.instance = 0;
     vitals.door = Vitals::Door::unknown;
     if (is_news) tell_locked();
 }

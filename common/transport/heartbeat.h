@@ -35,8 +35,9 @@ struct Vitals {
         refuses,  // nobody listens: the process has ended
         silent,   // nothing comes back: the network, a firewall, or a box that is off
     };
-    bool answers = false;        // it has answered on the connection that stands
-    std::uint64_t instance = 0;  // of its last answer; 0: there was none
+    bool answers = false;     // it has answered on the connection that stands
+    bool is_foreign = false;  // likewise, in another protocol version: nothing else is known of it
+    std::uint64_t instance = 0;  // of its last answer; 0: there was none, or none to be read
     msg::State state = msg::State::loading;
     bool waits_for_reads = false;
     bool is_silent = false;      // for longer than Options::silence_ms; news when it begins or ends
@@ -95,6 +96,7 @@ class Heartbeat {
     void tend_second(Peer& peer, Clock::time_point now);
     void listen(Peer& peer, ZmqLink& link, bool& has_answered);
     void take_pong(Peer& peer, const msg::Pong& pong);
+    void take_foreign(Peer& peer);
     void set_door(Peer& peer, Vitals::Door door);
     std::unique_ptr<ZmqLink> open(const Peer& peer);
     void ping(ZmqLink& link);

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "common/transport/zmq_socket.h"
+#include "tests/support/fake_peer.h"
 #include "tests/unit/common/transport/fixtures.h"
 
 using namespace k3;
@@ -19,45 +20,6 @@ using namespace k3::transport::test;
 namespace {
 
 const std::vector<std::uint32_t> kAbc = {97, 98, 99};
-
-/// A peer whose every answer the test writes; it runs on a thread of its own.
-class FakePeer {
-  public:
-    using Answer = std::function<std::optional<msg::Bytes>(const msg::Envelope&)>;
-
-    FakePeer(const std::string& endpoint, Answer answer)
-        : socket_(context_, ZMQ_ROUTER), answer_(std::move(answer)) {
-        REQUIRE(socket_.bind(endpoint) == 0);
-        thread_ = std::thread([this] { run(); });
-    }
-    ~FakePeer() {
-        stop_.store(true);
-        thread_.join();
-    }
-
-  private:
-    void run() {
-        while (!stop_.load()) {
-            zmq_pollitem_t item{socket_.get(), 0, ZMQ_POLLIN, 0};
-            ::zmq_poll(&item, 1, 10);
-            while (auto frames = socket_.receive()) {
-                std::uint64_t call_id = 0;
-                auto request = msg::decode((*frames)[1], call_id);
-                if (!request.has_value()) continue;
-                std::optional<msg::Bytes> reply = answer_(*request);
-                if (!reply) continue;
-                const msg::Bytes& id = (*frames)[0];
-                std::vector<msg::Bytes> none;
-                socket_.send({reinterpret_cast<const char*>(id.data()), id.size()}, *reply, none);
-            }
-        }
-    }
-    ZmqContext context_;
-    ZmqSocket socket_;
-    Answer answer_;
-    std::atomic<bool> stop_{false};
-    std::thread thread_;
-};
 
 msg::Announcement ready(std::uint64_t instance) {
     msg::Announcement announcement;
@@ -294,13 +256,14 @@ TEST_CASE(
 
 TEST_CASE("a pong of another instance ends the outstanding calls") {
     Sockets sockets;
-    FakePeer peer(sockets.endpoint("s"), [](const msg::Envelope& e) -> std::optional<msg::Bytes> {
-        if (std::holds_alternative<msg::Hello>(e.body))
-            return msg::encode({0, e.call_id, ready(1)});
-        if (std::holds_alternative<msg::Ping>(e.body))
-            return msg::encode({0, e.call_id, msg::Pong{2, msg::State::ready, 1000, ""}});
-        return std::nullopt;
-    });
+    k3::test::FakePeer peer(
+        sockets.endpoint("s"), [](const msg::Envelope& e) -> std::optional<msg::Bytes> {
+            if (std::holds_alternative<msg::Hello>(e.body))
+                return msg::encode({0, e.call_id, ready(1)});
+            if (std::holds_alternative<msg::Ping>(e.body))
+                return msg::encode({0, e.call_id, msg::Pong{2, msg::State::ready, 1000, ""}});
+            return std::nullopt;
+        });
     auto channel = quick_channel(sockets.endpoint("s"));
     greet(*channel);
     auto call = channel->send(text("a"));
@@ -314,13 +277,14 @@ TEST_CASE("a pong of another instance ends the outstanding calls") {
 TEST_CASE("silence ends the outstanding calls, an answered ping does not") {
     Sockets sockets;
     std::atomic<bool> alive{true};
-    FakePeer peer(sockets.endpoint("s"), [&](const msg::Envelope& e) -> std::optional<msg::Bytes> {
-        if (std::holds_alternative<msg::Hello>(e.body))
-            return msg::encode({0, e.call_id, ready(1)});
-        if (std::holds_alternative<msg::Ping>(e.body) && alive.load())
-            return msg::encode({0, e.call_id, msg::Pong{1, msg::State::ready, 1000, ""}});
-        return std::nullopt;
-    });
+    k3::test::FakePeer peer(
+        sockets.endpoint("s"), [&](const msg::Envelope& e) -> std::optional<msg::Bytes> {
+            if (std::holds_alternative<msg::Hello>(e.body))
+                return msg::encode({0, e.call_id, ready(1)});
+            if (std::holds_alternative<msg::Ping>(e.body) && alive.load())
+                return msg::encode({0, e.call_id, msg::Pong{1, msg::State::ready, 1000, ""}});
+            return std::nullopt;
+        });
     auto channel = quick_channel(sockets.endpoint("s"), kLivenessMs);
     greet(*channel);
     auto call = channel->send(text("a"));
@@ -369,14 +333,15 @@ TEST_CASE("the caller's own pause is no silence of the peer") {
 TEST_CASE("a caller that got no CPU while it waited blames nobody for silence") {
     Sockets sockets;
     std::atomic<bool> stalled{false};
-    FakePeer peer(sockets.endpoint("s"), [&](const msg::Envelope& e) -> std::optional<msg::Bytes> {
-        if (std::holds_alternative<msg::Hello>(e.body))
-            return msg::encode({0, e.call_id, ready(1)});
-        // As busy a machine leaves the peer behind as well: no pong comes during the stall.
-        if (std::holds_alternative<msg::Ping>(e.body) && !stalled.load())
-            return msg::encode({0, e.call_id, msg::Pong{1, msg::State::ready, 1000, ""}});
-        return std::nullopt;
-    });
+    k3::test::FakePeer peer(
+        sockets.endpoint("s"), [&](const msg::Envelope& e) -> std::optional<msg::Bytes> {
+            if (std::holds_alternative<msg::Hello>(e.body))
+                return msg::encode({0, e.call_id, ready(1)});
+            // As busy a machine leaves the peer behind as well: no pong comes during the stall.
+            if (std::holds_alternative<msg::Ping>(e.body) && !stalled.load())
+                return msg::encode({0, e.call_id, msg::Pong{1, msg::State::ready, 1000, ""}});
+            return std::nullopt;
+        });
     auto channel = quick_channel(sockets.endpoint("s"), kLivenessMs);
     greet(*channel);
     auto call = channel->send(text("a"));
@@ -401,11 +366,10 @@ TEST_CASE("a caller that got no CPU while it waited blames nobody for silence") 
 
 TEST_CASE("a peer of another protocol version is refused with both numbers") {
     Sockets sockets;
-    FakePeer peer(sockets.endpoint("s"), [](const msg::Envelope& e) -> std::optional<msg::Bytes> {
-        msg::Bytes bytes = msg::encode({0, e.call_id, ready(1)});
-        bytes[16] = std::byte{2};
-        return bytes;
-    });
+    k3::test::FakePeer peer(sockets.endpoint("s"),
+                            [](const msg::Envelope& e) -> std::optional<msg::Bytes> {
+                                return k3::test::of_another_version({0, e.call_id, ready(1)});
+                            });
     auto channel = quick_channel(sockets.endpoint("s"));
     Result<msg::Announcement> answer = channel->hello({}, Deadline::after_ms(10000));
     REQUIRE_FALSE(answer.has_value());
@@ -417,15 +381,17 @@ TEST_CASE("a peer of another protocol version is refused with both numbers") {
 
 TEST_CASE("answers that are garbage or of the wrong kind are errors of that call alone") {
     Sockets sockets;
-    FakePeer peer(sockets.endpoint("s"), [](const msg::Envelope& e) -> std::optional<msg::Bytes> {
-        if (std::holds_alternative<msg::Hello>(e.body))
-            return msg::encode({0, e.call_id, ready(1)});
-        if (const auto* encode = std::get_if<msg::Encode>(&e.body); encode && encode->text == "x")
-            return msg::Bytes(64, std::byte{0xFF});
-        if (std::holds_alternative<msg::Encode>(e.body))
-            return msg::encode({0, e.call_id, msg::Done{}});
-        return msg::encode({0, e.call_id, msg::Pong{1, msg::State::ready, 1000, ""}});
-    });
+    k3::test::FakePeer peer(
+        sockets.endpoint("s"), [](const msg::Envelope& e) -> std::optional<msg::Bytes> {
+            if (std::holds_alternative<msg::Hello>(e.body))
+                return msg::encode({0, e.call_id, ready(1)});
+            if (const auto* encode = std::get_if<msg::Encode>(&e.body);
+                encode && encode->text == "x")
+                return msg::Bytes(64, std::byte{0xFF});
+            if (std::holds_alternative<msg::Encode>(e.body))
+                return msg::encode({0, e.call_id, msg::Done{}});
+            return msg::encode({0, e.call_id, msg::Pong{1, msg::State::ready, 1000, ""}});
+        });
     auto channel = quick_channel(sockets.endpoint("s"));
     greet(*channel);
     CHECK(channel->call(text("x"), {}, Deadline::after_ms(100)).error().code ==

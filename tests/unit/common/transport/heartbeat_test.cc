@@ -6,10 +6,12 @@
 #include <sys/socket.h>
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "tests/support/fake_peer.h"
 #include "tests/unit/common/transport/fixtures.h"
 #include "tests/unit/common/transport/process.h"
 
@@ -125,6 +127,26 @@ TEST_CASE(
     peer.signal(SIGCONT);
     CHECK(becomes(*heartbeat, answers));
     CHECK(heartbeat->look(0).instance == instance);
+}
+
+TEST_CASE("a successor of another protocol version is told from one that is silent") {
+    Sockets sockets;
+    auto server = make_server(sockets.endpoint("s"));
+    auto heartbeat = watch(sockets.endpoint("s"));
+    CHECK(becomes(*heartbeat, answers));
+    server.reset();
+    auto foreign =
+        std::make_unique<k3::test::FakePeer>(sockets.endpoint("s"), [](const msg::Envelope& ping) {
+            return k3::test::of_another_version({0, ping.call_id, msg::Pong{}});
+        });
+    CHECK(becomes(*heartbeat, [](const Vitals& v) { return v.is_foreign && !v.is_silent; }));
+    CHECK_FALSE(heartbeat->look(0).answers);
+    CHECK(heartbeat->look(0).instance == 0);
+    foreign.reset();
+    CHECK(becomes(*heartbeat, [](const Vitals& v) { return !v.is_foreign; }));
+    server = make_server(sockets.endpoint("s"));
+    CHECK(becomes(*heartbeat, answers));
+    CHECK(heartbeat->look(0).instance == server->instance());
 }
 
 TEST_CASE("a box from which nothing comes back is told from one that refuses") {
