@@ -50,6 +50,7 @@ class Channel::Impl {
     ~Impl() = default;
 
     const Options& options() const { return options_; }
+    bool is_greeted() const noexcept { return greeted_; }
     const std::string& failed_service() const { return failed_service_; }
 
     /// Remembers whom an error is about, for failed_service().
@@ -121,11 +122,11 @@ class Channel::Impl {
                 calls_.erase(found);
                 return error;
             }
+            watch_liveness();  // also for who only looks now and then
             if (deadline.expired())
                 return Error{ErrorCode::deadline_exceeded,
                              where() + " has not answered " + call.name + " in the time granted",
                              "raise the limit, or see what it is doing (k3pipe status)"};
-            watch_liveness();
             wait(call.by_lane && lane_ ? static_cast<Link&>(*lane_) : *socket_, deadline, false);
         }
     }
@@ -477,6 +478,7 @@ Result<msg::Announcement> Channel::hello(const std::vector<msg::SegmentProbe>& p
                                          Deadline deadline) {
     return impl_->noted(impl_->hello(probes, deadline));
 }
+bool Channel::is_greeted() const noexcept { return impl_->is_greeted(); }
 Result<msg::Pong> Channel::ping(Deadline deadline) { return impl_->noted(impl_->ping(deadline)); }
 Result<std::uint64_t> Channel::send(msg::Body body, std::vector<msg::Bytes> frames) {
     return impl_->noted(impl_->send(std::move(body), std::move(frames)));

@@ -62,6 +62,9 @@ class Channel {
     Result<msg::Announcement> hello(const std::vector<msg::SegmentProbe>& probes,
                                     Deadline deadline);
 
+    /// That has happened, and the connection has stood since, as far as anybody has looked.
+    bool is_greeted() const noexcept;
+
     /// One question about the peer's state; does not need hello().
     Result<msg::Pong> ping(Deadline deadline);
 

@@ -81,11 +81,11 @@ Result<std::unique_ptr<ExpertClient>> ExpertClient::create(Options options,
 
 void ExpertClient::prefetch(const Routing& routing) noexcept {
     ++hint_;
-    const std::uint64_t up = servers_->available();
     std::vector<msg::Prefetch> hints(servers_->size());
     std::vector<bool> seen(options_.needs.n_experts);
     is_pending_.assign(routing.n_rows * routing.top_k, true);
-    servers_->directory().choose(routing, is_pending_, up, chosen_);
+    servers_->directory().choose(routing, is_pending_, servers_->available(), servers_->indebted(),
+                                 chosen_);
     for (std::uint32_t rank = 0; rank < routing.top_k; ++rank) {
         for (std::size_t row = 0; row < routing.n_rows; ++row) {
             const std::size_t pick = row * routing.top_k + rank;
@@ -114,6 +114,7 @@ Status ExpertClient::start(const Routing& routing, std::span<const float> latent
     n_rounds_ = 0;
     is_pending_.assign(routing.n_rows * routing.top_k, true);
     servers_->refresh(kAbsentTryMs);
+    servers_->collect_debts();
     Status dispatched = dispatch();
     return dispatched.has_value() ? std::move(dispatched) : give_up(std::move(dispatched).error());
 }
@@ -138,9 +139,9 @@ Status ExpertClient::finish(std::span<std::int64_t> sums) {
 /// Gives every pending pick to a server that is there and sends the calls. What nobody can take
 /// stays pending.
 Status ExpertClient::dispatch() {
-    const std::uint64_t up = servers_->available();
     const std::size_t n_picks = is_pending_.size();
-    servers_->directory().choose(routing_, is_pending_, up, chosen_);
+    servers_->directory().choose(routing_, is_pending_, servers_->available(), servers_->indebted(),
+                                 chosen_);
     n_calls_ = 0;
     for (std::size_t s = 0; s < servers_->size(); ++s) {
         Call* call = nullptr;
@@ -225,10 +226,20 @@ Status ExpertClient::send(Call& call) {
 }
 
 Status ExpertClient::send_or_lose(Call& call) {
-    Status sent = send(call);
-    if (sent.has_value() || sent.error().code != ErrorCode::unavailable) return sent;
-    put_back(call, sent.error());
-    return Status::ok();
+    const Deadline deadline = Deadline::after_ms(options_.call_ms);
+    call.sent_at = Clock::now();  // begun; send() says when
+    while (true) {
+        Status sent = send(call);
+        if (sent.has_value() || sent.error().code != ErrorCode::unavailable) return sent;
+        std::optional<Error> why =
+            servers_->why_unsent(call.server, waiting_for(call), sent.error());
+        if (!why && deadline.expired()) why = std::move(sent).error();
+        if (why) {
+            put_back(call, *why);
+            return Status::ok();
+        }
+        RETURN_IF_ERROR(servers_->stop_if_asked());
+    }
 }
 
 /// Its server is gone, and its picks wait for another one.
@@ -299,6 +310,12 @@ Result<std::optional<transport::Reply>> ExpertClient::wait(std::size_t i) {
     }
 }
 
+ExpertServers::Waiting ExpertClient::waiting_for(const Call& call) {
+    return {
+        call.sent_at, (*servers_)[call.server].times.deadline_ms(call.picks.size()),
+        std::to_string(call.picks.size()) + " picks of layer " + std::to_string(routing_.layer)};
+}
+
 /// Error: unavailable, if the server of a late call is to be given up.
 Status ExpertClient::judge(Call& call) {
     const std::int64_t age_ms = ms_since(call.sent_at);
@@ -308,9 +325,7 @@ Status ExpertClient::judge(Call& call) {
         n_late_.fetch_add(1, std::memory_order_relaxed);
         late_after_ms_.store(static_cast<std::uint64_t>(deadline_ms), std::memory_order_relaxed);
     }
-    const ExpertServers::Waiting waiting{
-        age_ms, deadline_ms,
-        std::to_string(call.picks.size()) + " picks of layer " + std::to_string(routing_.layer)};
+    const ExpertServers::Waiting waiting = waiting_for(call);
     if (std::optional<Error> verdict = servers_->verdict(call.server, waiting))
         return *std::move(verdict);
     servers_->tell_late(call.server, waiting);

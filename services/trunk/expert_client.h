@@ -111,6 +111,7 @@ class ExpertClient final : public ExpertBackend {
     Status send_or_lose(Call& call);
     Status collect(std::size_t i, std::span<std::int64_t> sums);
     Result<std::optional<transport::Reply>> wait(std::size_t i);
+    ExpertServers::Waiting waiting_for(const Call& call);
     Status judge(Call& call);
     void measure(const Call& call, const transport::Reply& reply, Clock::time_point begin);
     Status add(const Call& call, transport::Reply reply, std::span<std::int64_t> sums);

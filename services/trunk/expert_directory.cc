@@ -26,8 +26,7 @@ std::string ExpertDirectory::name(std::size_t server) const {
 }
 
 Status ExpertDirectory::admit(std::size_t server, const msg::Announcement& announcement) {
-    const std::uint64_t bit = std::uint64_t{1} << server;
-    for (std::uint64_t& mask : holders_) mask &= ~bit;
+    withdraw(server);
     if (!announcement.name.empty()) servers_[server].name = announcement.name;
 
     const auto* facts = std::get_if<msg::ExpertFacts>(&announcement.facts);
@@ -67,9 +66,14 @@ Status ExpertDirectory::admit(std::size_t server, const msg::Announcement& annou
             holding.layer - needs_.first_layer >= needs_.n_layers)
             continue;
         for (std::uint32_t expert = 0; expert < needs_.n_experts; ++expert)
-            if (holding.holds(expert)) holders_[index(holding.layer, expert)] |= bit;
+            if (holding.holds(expert))
+                holders_[index(holding.layer, expert)] |= std::uint64_t{1} << server;
     }
     return Status::ok();
+}
+
+void ExpertDirectory::withdraw(std::size_t server) noexcept {
+    for (std::uint64_t& mask : holders_) mask &= ~(std::uint64_t{1} << server);
 }
 
 std::string ExpertDirectory::unheld() const {
@@ -110,15 +114,17 @@ bool ExpertDirectory::is_held(std::uint32_t layer, std::uint32_t expert,
 }
 
 void ExpertDirectory::choose(const Routing& routing, const std::vector<bool>& wanted,
-                             std::uint64_t available, std::span<std::uint8_t> servers) noexcept {
+                             std::uint64_t available, std::uint64_t avoided,
+                             std::span<std::uint8_t> servers) noexcept {
     const std::size_t n_picks = routing.n_rows * routing.top_k;
     items_.clear();
     for (std::size_t rank = 0; rank < routing.top_k; ++rank)
         for (std::size_t i = rank; i < n_picks; i += routing.top_k) {
             const std::uint32_t expert = routing.ids[i];
             if (!wanted[i] || item_of_[expert] != kNoItem) continue;
-            const std::uint64_t holders = holders_[index(routing.layer, expert)] & available;
+            std::uint64_t holders = holders_[index(routing.layer, expert)] & available;
             if (holders == 0) continue;
+            if ((holders & ~avoided) != 0) holders &= ~avoided;
             const std::size_t server =
                 experts::preferred_holder(routing.layer, expert, holders, weights_);
             item_of_[expert] = static_cast<std::uint32_t>(items_.size());

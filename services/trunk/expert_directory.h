@@ -40,6 +40,8 @@ class ExpertDirectory {
     /// other sizes; another build than the first time), and then the server counts as holding
     /// nothing.
     Status admit(std::size_t server, const msg::Announcement& announcement);
+    /// It counts as holding nothing until it is admitted again.
+    void withdraw(std::size_t server) noexcept;
 
     /// Error: incompatible if an expert is held by nobody: how many, the first three, and who was
     /// asked.
@@ -55,9 +57,10 @@ class ExpertDirectory {
 
     /// Gives every wanted pick to a holder among `available`, so that the busiest of them has as
     /// little to read as possible: servers[i] for pick i. kNobody: no holder is there, or the pick
-    /// is not wanted. All picks of an expert go to the same server. Takes no memory.
+    /// is not wanted. All picks of an expert go to the same server, to one of `avoided` only if no
+    /// other that is available holds it. Takes no memory.
     void choose(const Routing& routing, const std::vector<bool>& wanted, std::uint64_t available,
-                std::span<std::uint8_t> servers) noexcept;
+                std::uint64_t avoided, std::span<std::uint8_t> servers) noexcept;
 
     std::size_t n_servers() const noexcept { return servers_.size(); }
     /// "experts-1 (ipc:///run/e1.sock)", or "expert server (...)" before its first announcement.

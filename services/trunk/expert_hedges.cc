@@ -48,13 +48,14 @@ Status ExpertClient::send_due_hedges() {
     return Status::ok();
 }
 
-/// Nothing if some pick of the call has no other holder.
+/// Nothing if some pick of the call has no other holder that is likely to be quicker.
 Status ExpertClient::hedge(std::size_t i) {
     Call& call = calls_[i];
-    const std::uint64_t others = servers_->available() & ~(std::uint64_t{1} << call.server);
+    const std::uint64_t others =
+        servers_->available() & ~servers_->indebted() & ~(std::uint64_t{1} << call.server);
     is_hedged_.assign(is_pending_.size(), false);
     for (std::uint32_t pick : call.picks) is_hedged_[pick] = true;
-    servers_->directory().choose(routing_, is_hedged_, others, chosen_);
+    servers_->directory().choose(routing_, is_hedged_, others, 0, chosen_);
     for (std::uint32_t pick : call.picks)
         if (chosen_[pick] == ExpertDirectory::kNobody) return Status::ok();
     const std::size_t first = n_calls_;
@@ -66,6 +67,7 @@ Status ExpertClient::hedge(std::size_t i) {
     for (std::size_t h = first; h < n_calls_; ++h) {
         calls_[h].hedge_of = i;
         calls_[h].is_inline = true;
+        calls_[h].sent_at = Clock::now();
         ++call.n_hedges;
     }
     n_hedged_.fetch_add(1, std::memory_order_relaxed);
@@ -73,7 +75,9 @@ Status ExpertClient::hedge(std::size_t i) {
         const Status sent = send(calls_[h]);
         if (sent.has_value()) continue;
         if (sent.error().code == ErrorCode::unavailable)
-            servers_->lose(calls_[h].server, sent.error());
+            if (auto why =
+                    servers_->why_unsent(calls_[h].server, waiting_for(calls_[h]), sent.error()))
+                servers_->lose(calls_[h].server, *why);
         drop_hedges(i);  // the call itself goes on
         break;
     }
@@ -103,7 +107,8 @@ bool ExpertClient::have_hedges_answered(std::size_t i) {
     return have_all;
 }
 
-/// The call itself is dropped: its answer, if one comes, belongs to nobody.
+/// The call itself is dropped: its answer, if one comes, belongs to nobody. Until then its server
+/// gets no more of what others can do as well: it would only queue behind.
 Status ExpertClient::add_hedges(std::size_t i, std::span<std::int64_t> sums) {
     Call& call = calls_[i];
     ExpertServers::Peer& peer = (*servers_)[call.server];
@@ -112,7 +117,12 @@ Status ExpertClient::add_hedges(std::size_t i, std::span<std::int64_t> sums) {
         static_cast<std::uint64_t>(
             std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - call.sent_at)
                 .count()));
-    peer.channel->forget(call.id);
+    if (peer.owed_call == 0) {
+        peer.owed_call = call.id;
+        peer.owed = waiting_for(call);
+    } else {
+        peer.channel->forget(call.id);
+    }
     call.is_open = false;
     n_hedges_won_.fetch_add(1, std::memory_order_relaxed);
     for (std::size_t h = i + 1; h < n_calls_; ++h) {

@@ -33,6 +33,18 @@ std::string seconds(std::int64_t ms) {
     return fmt::format("{:.1f} s", static_cast<double>(ms) / 1e3);
 }
 
+/// A sentence about a server, for others that name it themselves: "experts-1 (ENDPOINT) has closed
+/// the connection" without its beginning, `instead` in place of a subject.
+std::string without_name(const std::string& message, const std::string& endpoint,
+                         const char* instead) {
+    const std::string name_end = endpoint + ")";
+    const std::size_t at = message.find(name_end);
+    if (at == std::string::npos) return message;
+    const std::string rest = message.substr(at + name_end.size());
+    if (rest.starts_with(": ")) return rest.substr(2);
+    return rest.starts_with(' ') ? instead + rest.substr(1) : message;
+}
+
 /// In which way a server is silent that has not answered for so long, and what to do.
 Error describe_silence(const std::string& name, std::int64_t silent_ms, Vitals::Door door) {
     std::string how;
@@ -121,6 +133,13 @@ std::uint64_t ExpertServers::available() const noexcept {
     return mask;
 }
 
+std::uint64_t ExpertServers::indebted() const noexcept {
+    std::uint64_t mask = 0;
+    for (std::size_t s = 0; s < peers_.size(); ++s)
+        if (peers_[s].owed_call != 0) mask |= std::uint64_t{1} << s;
+    return mask;
+}
+
 // ---- meeting -----------------------------------------------------------------------------------
 
 Status ExpertServers::greet(std::size_t server, Deadline deadline) {
@@ -128,13 +147,7 @@ Status ExpertServers::greet(std::size_t server, Deadline deadline) {
     std::vector<msg::SegmentProbe> probes;
     if (arena_) probes.push_back(arena_->probe());
     ASSIGN_OR_RETURN(msg::Announcement announcement, peer.channel->hello(probes, deadline));
-    Status admitted = directory_.admit(server, announcement);
-    if (!admitted.has_value()) {
-        peer.refused = announcement.instance;
-        peer.refusal = admitted.error();
-        peer.trouble = "came back and was refused";
-        return admitted;
-    }
+    RETURN_IF_ERROR(directory_.admit(server, announcement));
     peer.reads_our_arena = arena_ && !announcement.probes.empty() && announcement.probes[0];
     peer.arena_is_readable = options_.use_shm && !announcement.arena.segment.empty() &&
                              reader_.can_read(announcement.arena);
@@ -206,18 +219,22 @@ void ExpertServers::refresh(std::int64_t patience_ms) {
         }
         if (!is_news) continue;
         const Vitals vitals = heartbeat_->look(s);
-        if (vitals.instance == 0) continue;  // greeted, and not heard by the heartbeat yet
+        // Greeted, and not heard by the heartbeat yet.
+        if (vitals.instance == 0 && !vitals.is_foreign) continue;
         const std::string name = directory_.name(s);
-        if (vitals.is_silent)
+        if (vitals.is_silent) {
+            n_silent_.fetch_add(1, std::memory_order_relaxed);
             lose(s, describe_silence(name, vitals.silent_ms, vitals.door));
-        else if (!vitals.answers)
+        } else if (!vitals.answers)
             lose(s, Error{ErrorCode::unavailable, name + " has closed the connection",
                           "start it again, if no launcher does"});
     }
 }
 
 bool ExpertServers::is_worth_greeting(const Peer& peer, const Vitals& vitals) const {
-    if (!vitals.answers || vitals.is_silent || vitals.state != msg::State::ready) return false;
+    const bool is_there = vitals.is_foreign ||  // to be refused for it, and named
+                          (vitals.answers && vitals.state == msg::State::ready);
+    if (!is_there || vitals.is_silent) return false;
     if (peer.refusal && vitals.instance == peer.refused) return false;
     const bool is_stuck = vitals.instance == peer.stuck && vitals.stalled_ms >= kAliveMs;
     return !is_stuck;
@@ -226,7 +243,8 @@ bool ExpertServers::is_worth_greeting(const Peer& peer, const Vitals& vitals) co
 void ExpertServers::try_again(std::size_t server, std::int64_t patience_ms) {
     Peer& peer = peers_[server];
     peer.next_try = Clock::now() + std::chrono::milliseconds(kTryAgainMs);
-    if (!is_worth_greeting(peer, heartbeat_->look(server))) return;
+    const Vitals vitals = heartbeat_->look(server);
+    if (!is_worth_greeting(peer, vitals)) return;
     const Status greeted = greet(server, Deadline::after_ms(patience_ms));
     if (greeted.has_value()) {
         log::info(directory_.name(server) + " is back after " + seconds(ms_since(peer.lost_at)));
@@ -241,7 +259,13 @@ void ExpertServers::try_again(std::size_t server, std::int64_t patience_ms) {
                       "; start it with the former one, or the whole pipeline with the new one");
         tell_coverage();
     } else if (!is_absence(greeted.error())) {
+        directory_.withdraw(server);
+        peer.refused = vitals.instance;
+        peer.refusal = greeted.error();
+        peer.trouble = "is back and not used: " +
+                       without_name(greeted.error().message, options_.endpoints[server], "it ");
         log::warn("not using a server that came back: " + greeted.error().sentence());
+        tell_coverage();
     }
 }
 
@@ -252,7 +276,8 @@ void ExpertServers::wait_for_news(std::int64_t ms) const {
 // ---- trouble -----------------------------------------------------------------------------------
 
 std::optional<Error> ExpertServers::verdict(std::size_t server, const Waiting& call) {
-    if (call.age_ms < call.deadline_ms) return std::nullopt;
+    const std::int64_t age_ms = ms_since(call.sent_at);
+    if (age_ms < call.deadline_ms) return std::nullopt;
     const Vitals vitals = heartbeat_->look(server);
     const std::string name = directory_.name(server);
     const std::int64_t patience_ms = kSilenceMs + call.deadline_ms;
@@ -268,7 +293,7 @@ std::optional<Error> ExpertServers::verdict(std::size_t server, const Waiting& c
                          call.what + " for " + seconds(silent_ms),
                      "check what lies between the boxes and forgets connections"};
     }
-    const std::int64_t stalled_ms = std::min(vitals.stalled_ms, call.age_ms);
+    const std::int64_t stalled_ms = std::min(vitals.stalled_ms, age_ms);
     if (vitals.waits_for_reads ||
         stalled_ms < std::max(options_.stuck_ms, kStuckDeadlines * call.deadline_ms))
         return std::nullopt;
@@ -281,31 +306,49 @@ std::optional<Error> ExpertServers::verdict(std::size_t server, const Waiting& c
 }
 
 void ExpertServers::tell_late(std::size_t server, const Waiting& call) {
-    if (call.age_ms < call.deadline_ms + kLateMs) return;
+    const std::int64_t age_ms = ms_since(call.sent_at);
+    if (age_ms < call.deadline_ms + kLateMs) return;
     if (told_late_ != Clock::time_point() && ms_since(told_late_) < kTellLateMs) return;
     const Vitals vitals = heartbeat_->look(server);
     if (vitals.silent_ms >= kAliveMs) return;  // its end, or a verdict, will say more
     told_late_ = Clock::now();
-    log::warn(
-        directory_.name(server) + " is slow: " + call.what + " have taken " + seconds(call.age_ms) +
-        ", late after " + seconds(call.deadline_ms) + "; it " +
-        (vitals.waits_for_reads ? "waits for its disk"
-         : vitals.stalled_ms < kAliveMs
-             ? "computes"
-             : "has computed nothing for " + seconds(std::min(vitals.stalled_ms, call.age_ms))));
+    log::warn(directory_.name(server) + " is slow: " + call.what + " have taken " +
+              seconds(age_ms) + ", late after " + seconds(call.deadline_ms) + "; it " +
+              (vitals.waits_for_reads ? "waits for its disk"
+               : vitals.stalled_ms < kAliveMs
+                   ? "computes"
+                   : "has computed nothing for " + seconds(std::min(vitals.stalled_ms, age_ms))));
+}
+
+void ExpertServers::collect_debts() {
+    for (std::size_t s = 0; s < peers_.size(); ++s) {
+        Peer& peer = peers_[s];
+        if (peer.owed_call == 0) continue;
+        const Deadline now = Deadline::after_ms(0);
+        Result<transport::Reply> reply = peer.channel->receive(peer.owed_call, now);
+        if (reply.has_value() || reply.error().code != ErrorCode::deadline_exceeded)
+            peer.owed_call = 0;  // if its connection has ended, the next call says so
+        else if (std::optional<Error> error = verdict(s, peer.owed))
+            lose(s, *error);
+        else
+            tell_late(s, peer.owed);
+    }
+}
+
+std::optional<Error> ExpertServers::why_unsent(std::size_t server, const Waiting& call,
+                                               Error error) {
+    if (!peers_[server].channel->is_greeted()) return error;
+    return verdict(server, call);
 }
 
 void ExpertServers::lose(std::size_t server, const Error& error) {
     Peer& peer = peers_[server];
     if (!peer.up) return;
     peer.up = false;
+    peer.channel->forget(std::exchange(peer.owed_call, 0));
     peer.lost_at = Clock::now();
     peer.next_try = peer.lost_at + std::chrono::milliseconds(kTryAgainMs);
-    // Who it is, is said around it.
-    const std::string name_end = options_.endpoints[server] + ") ";
-    const std::size_t at = error.message.find(name_end);
-    peer.trouble =
-        at == std::string::npos ? error.message : error.message.substr(at + name_end.size());
+    peer.trouble = without_name(error.message, options_.endpoints[server], "");
     peer.channel->give_up(peer.trouble);
     n_up_.fetch_sub(1, std::memory_order_relaxed);
     n_losses_.fetch_add(1, std::memory_order_relaxed);

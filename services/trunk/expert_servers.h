@@ -71,6 +71,13 @@ class ExpertServers {
     /// Error: cancelled.
     Status stop_if_asked() const;
 
+    /// A call that waits for its answer.
+    struct Waiting {
+        Clock::time_point sent_at;
+        std::int64_t deadline_ms = 0;
+        std::string what;  // "5 picks of layer 3"
+    };
+
     struct Peer {
         std::unique_ptr<transport::Channel> channel;
         ServiceTimes times;
@@ -78,6 +85,8 @@ class ExpertServers {
         bool reads_our_arena = false;
         bool arena_is_readable = false;  // its arena, by us
         std::uint64_t n_lane_sends = 0;  // of its channel, as counted so far
+        std::uint64_t owed_call = 0;     // on its channel; replicas have answered it; 0: none
+        Waiting owed;                    // that call
         // While it is down.
         std::string trouble;           // how it was lost, for sentences
         std::optional<Error> refusal;  // why the one that came back is not used
@@ -93,6 +102,10 @@ class ExpertServers {
     transport::ArenaReader& reader() noexcept { return reader_; }
     /// Bit s: server s can be called.
     std::uint64_t available() const noexcept;
+    /// Bit s: server s owes the answer of a call that others have answered meanwhile.
+    std::uint64_t indebted() const noexcept;
+    /// Looks whether such answers have come, and loses servers of which verdict() says so.
+    void collect_debts();
 
     /// Loses those that are known to be gone and greets those that are back. Next to nothing while
     /// nothing has happened. `patience_ms`: for the answer of one that is back.
@@ -100,16 +113,14 @@ class ExpertServers {
     /// Until something may have happened to any of them, `ms` at most.
     void wait_for_news(std::int64_t ms) const;
 
-    /// A call that waits for its answer.
-    struct Waiting {
-        std::int64_t age_ms = 0;
-        std::int64_t deadline_ms = 0;
-        std::string what;  // "layer 3, 5 picks"
-    };
     /// Why a server is to be given up, as `unavailable`; nothing as long as there is hope.
     std::optional<Error> verdict(std::size_t server, const Waiting& call);
     /// A line about a call that is late, now and then.
     void tell_late(std::size_t server, const Waiting& call);
+    /// Why a server is to be given up that takes no call, which is `error` to begin with; nothing
+    /// if only the queue towards it is full: of a slow connection that is no wonder, and of a
+    /// server in trouble not the cause.
+    std::optional<Error> why_unsent(std::size_t server, const Waiting& call, Error error);
     void lose(std::size_t server, const Error& error);
     /// "experts-0 (...), which has closed the connection": those that are down, and who came back
     /// without experts that nobody else has.

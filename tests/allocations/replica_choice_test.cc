@@ -38,7 +38,7 @@ TEST_CASE("the servers of a layer's picks are chosen without allocating") {
         const std::vector<bool> wanted(ids.size(), true);
         std::vector<std::uint8_t> servers(ids.size());
         const std::size_t before = n_allocations();
-        directory.choose({1, n_rows, kTopK, ids.data(), nullptr}, wanted, 0xFF, servers);
+        directory.choose({1, n_rows, kTopK, ids.data(), nullptr}, wanted, 0xFF, 0b101, servers);
         CHECK(n_allocations() == before);
         for (std::uint8_t server : servers) CHECK(server < kServers);
     }

@@ -85,8 +85,8 @@ void SocketProxy::run() {
         std::vector<pollfd> waits{{listener_.get(), POLLIN, 0}};
         bool is_something_late = false;
         for (const Link& link : links_) {
-            waits.push_back({link.client.get(), POLLIN, 0});
-            waits.push_back({link.service.get(), POLLIN, 0});
+            waits.push_back({link.is_stalled ? -1 : link.client.get(), POLLIN, 0});
+            waits.push_back({link.is_stalled ? -1 : link.service.get(), POLLIN, 0});
             is_something_late = is_something_late || !link.to_client.chunks.empty() ||
                                 !link.to_service.chunks.empty();
         }
@@ -96,6 +96,7 @@ void SocketProxy::run() {
             Link& link = links_[i];
             if (waits[1 + 2 * i].revents != 0) read_some(link.client, link.to_service);
             if (waits[2 + 2 * i].revents != 0) read_some(link.service, link.to_client);
+            stall_if_wanted(link);
             const bool works = pass_on(link.service, link.to_service);
             if (pass_on(link.client, link.to_client) && works) alive.push_back(std::move(link));
         }
@@ -129,6 +130,16 @@ void SocketProxy::read_some(const Fd& from, Direction& direction) const {
     }
     direction.chunks.push_back(
         {Clock::now() + std::chrono::milliseconds(delay_ms_), {buffer.data(), buffer.data() + n}});
+}
+
+void SocketProxy::stall_if_wanted(Link& link) {
+    if (stall_bytes_ == 0 || link.to_client.chunks.empty()) return;
+    std::vector<char>& bytes = link.to_client.chunks.back().bytes;
+    if (bytes.size() < stall_bytes_) return;
+    bytes.resize(bytes.size() / 2);
+    stall_bytes_ = 0;
+    link.is_stalled = true;
+    ++n_stalled_;
 }
 
 /// Writes what is due; false at the end of the connection.

@@ -4,6 +4,7 @@
 // packets are dropped, or passes everything late.
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <string>
@@ -35,6 +36,11 @@ class SocketProxy {
     /// Everything that comes from now on passes so much later.
     void delay(std::int64_t ms) noexcept { delay_ms_ = ms; }
 
+    /// Half of the next piece of at least `least_bytes` (not 0) from the service passes, and from
+    /// then on nothing more through its connection, whose end neither side sees. Others work.
+    void stall(std::size_t least_bytes) noexcept { stall_bytes_ = least_bytes; }
+    std::size_t n_stalled() const noexcept { return n_stalled_; }
+
   private:
     struct Chunk {
         Clock::time_point due;
@@ -49,10 +55,12 @@ class SocketProxy {
         Fd service;
         Direction to_service;
         Direction to_client;
+        bool is_stalled = false;
     };
     void run();
     void accept_one();
     void read_some(const Fd& from, Direction& direction) const;
+    void stall_if_wanted(Link& link);
     static bool pass_on(const Fd& to, Direction& direction);
 
     std::string back_;
@@ -63,6 +71,8 @@ class SocketProxy {
     std::atomic<bool> cut_ = false;
     std::atomic<bool> is_held_ = false;
     std::atomic<std::int64_t> delay_ms_ = 0;
+    std::atomic<std::size_t> stall_bytes_ = 0;
+    std::atomic<std::size_t> n_stalled_ = 0;
     std::thread thread_;
 };
 

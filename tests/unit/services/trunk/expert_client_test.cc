@@ -5,6 +5,7 @@
 
 #include <doctest/doctest.h>
 
+#include <poll.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -25,6 +26,8 @@
 #include <vector>
 
 #include "common/transport/lane_segment.h"
+#include "tests/support/fake_peer.h"
+#include "tests/support/socket_proxy.h"
 #include "tests/support/text.h"
 #include "tests/unit/services/trunk/fake_expert_server.h"
 #include "tests/unit/services/trunk/harness.h"
@@ -507,6 +510,40 @@ TEST_CASE("a server that comes back with another checkpoint is not used") {
     CHECK(rig.servers[0]->n_calls == 0);
 }
 
+TEST_CASE("a server that comes back with another protocol version is refused and named") {
+    for (bool has_replica : {false, true}) {
+        CAPTURE(has_replica);
+        Rig rig;
+        rig.add({});
+        if (has_replica) rig.add({});
+        REQUIRE(rig.connect().has_value());
+        check_same_bytes(try_run(rig.client.get()));
+        rig.servers[0].reset();
+        auto foreign = std::make_unique<FakePeer>(rig.endpoints[0], [](const msg::Envelope& e) {
+            return of_another_version({0, e.call_id, msg::Pong{}});
+        });
+        const auto logits = try_run(rig.client.get());
+        if (has_replica) {
+            check_same_bytes(logits);
+            continue;
+        }
+        REQUIRE(!logits.has_value());
+        CHECK(logits.error().code == ErrorCode::incompatible);
+        CHECK(contains(logits.error().message, "experts-0.sock"));
+        CHECK(contains(logits.error().message, "speaks protocol version 2"));
+        CHECK(contains(logits.error().message, "speaks version 1"));
+        REQUIRE(!rig.waits.empty());
+        CHECK(contains(rig.waits.back(), "which is back and not used: the peer speaks protocol"));
+        // The right one comes back: used again.
+        foreign.reset();
+        rig.servers[0] = std::make_unique<FakeExpertServer>(
+            tiny_model(), FakeExpertServer::Options{.endpoint = rig.endpoints[0]});
+        const Deadline deadline = Deadline::after_ms(20'000);
+        while (!rig.waits.back().empty() && !deadline.expired()) rig.client->look_after_servers();
+        check_same_bytes(try_run(rig.client.get()));
+    }
+}
+
 TEST_CASE("a server that comes back as another build is refused and named, and a replica goes on") {
     for (bool has_replica : {false, true}) {
         CAPTURE(has_replica);
@@ -631,6 +668,121 @@ TEST_CASE(
         CHECK(rig.count("expert_server_losses") == 0);
         check_same_bytes(try_run(rig.client.get()));
     }
+}
+
+TEST_CASE(
+    "a server whose call a replica has answered is asked again when it has answered as well") {
+    Rig rig;
+    rig.hedge_quantile = 0.9;
+    std::atomic<int> late = -1;
+    std::atomic<bool> is_late = false;
+    rig.add({}).fault = [&](int call) {
+        is_late = call == late;
+        return call == late ? Fault::late : Fault::none;
+    };
+    std::atomic<int> n_meanwhile = 0;
+    rig.add({}).on_call = [&](const msg::ExpertCall&) { n_meanwhile += is_late ? 1 : 0; };
+    REQUIRE(rig.connect().has_value());
+    for (int i = 0; i < 2; ++i) check_same_bytes(try_run(rig.client.get()));
+    for (int i = 0; i < 8 && rig.count("expert_calls_hedges_won") == 0; ++i) {
+        late = rig.servers[0]->n_calls.load() + 2;
+        check_same_bytes(try_run(rig.client.get()));
+    }
+    CHECK(rig.count("expert_calls_hedges_won") > 0);
+    CHECK(n_meanwhile > 0);
+    // It gets calls again, and none of those that it missed.
+    const int n_calls = rig.servers[0]->n_calls;
+    const Deadline deadline = Deadline::after_ms(20'000);
+    while (rig.servers[0]->n_calls < n_calls + 6 && !deadline.expired())
+        check_same_bytes(try_run(rig.client.get()));
+    CHECK(rig.servers[0]->n_calls >= n_calls + 6);
+    CHECK(rig.count("expert_server_losses") == 0);
+}
+
+TEST_CASE("a server that computes nothing is told apart although its replicas answer every call") {
+    Rig rig;
+    rig.stuck_ms = 300;
+    rig.hedge_quantile = 0.9;
+    std::atomic<int> from = 1 << 30;
+    rig.add({}).fault = [&](int call) { return call >= from ? Fault::stuck : Fault::none; };
+    rig.add({});
+    REQUIRE(rig.connect().has_value());
+    for (int i = 0; i < 2; ++i) check_same_bytes(try_run(rig.client.get()));
+    const int n_before = rig.servers[0]->n_calls;
+    from = n_before;
+    const Deadline deadline = Deadline::after_ms(30'000);
+    while (rig.count("expert_server_losses") == 0 && !deadline.expired())
+        check_same_bytes(try_run(rig.client.get()));
+    CHECK(rig.count("expert_server_losses") == 1);
+    CHECK(rig.count("expert_server_stalls") == 1);
+    CHECK(rig.count("expert_calls_hedges_won") <= 1);
+    CHECK(rig.servers[0]->n_calls == n_before + 1);  // it was asked no more
+}
+
+TEST_CASE("a connection that breaks off within a message is given up, and the next one works") {
+    Rig rig;
+    SocketProxy proxy(rig.sockets.endpoint("front"), rig.sockets.endpoint("experts-0"));
+    FakeExpertServer& server = rig.add({});
+    rig.endpoints[0] = proxy.endpoint();
+    server.on_call = [&](const msg::ExpertCall&) {
+        // Of an answer that is no sign of life: those take another connection, and go on.
+        if (server.n_calls == 20) proxy.stall(1000);
+    };
+    REQUIRE(rig.connect().has_value());
+    for (int i = 0; i < 2; ++i) check_same_bytes(try_run(rig.client.get()));
+    CHECK(proxy.n_stalled() == 1);
+    CHECK(rig.count("expert_server_losses") == 1);
+    CHECK(rig.count("expert_server_silences") == 1);
+    CHECK(rig.count("expert_server_stalls") == 0);
+    REQUIRE(rig.waits.size() >= 2);
+    CHECK(contains(rig.waits.front(), "answers, but nothing has come through the connection"));
+    CHECK(rig.waits.back().empty());
+}
+
+TEST_CASE("a connection that takes no more for a while is waited for, and the sums are the same") {
+    constexpr std::size_t kRows = 2048;
+    const auto& config = tiny_model().config;
+    SocketDirectory sockets;
+    FakeExpertServer server(tiny_model(),
+                            {.endpoint = sockets.endpoint("back"), .max_call_rows = 128});
+    SocketProxy proxy(sockets.endpoint("front"), sockets.endpoint("back"));
+    telemetry::Counters counters;
+    ExpertClient::Options options;
+    options.needs = {"trunk-0", tiny_model().fingerprint, 1,
+                     12,        config.moe.n_experts,     config.moe.latent_size};
+    options.endpoints = {proxy.endpoint()};
+    options.top_k = config.moe.top_k;
+    options.max_rows = kRows;
+    options.use_shm = false;
+    auto client = ExpertClient::create(std::move(options), counters).value();
+    REQUIRE(client->connect().has_value());
+    // More than sockets and queues hold on the way.
+    std::vector<std::uint32_t> ids(kRows * config.moe.top_k);
+    for (std::size_t i = 0; i < ids.size(); ++i)
+        ids[i] = static_cast<std::uint32_t>((i / config.moe.top_k + 5 * i) % config.moe.n_experts);
+    const std::vector<float> weights(ids.size(), 0.25F);
+    std::vector<float> latent(kRows * config.moe.latent_size);
+    for (std::size_t i = 0; i < latent.size(); ++i) latent[i] = static_cast<float>(i % 31) / 64;
+    const trunk::Routing routing{3, kRows, config.moe.top_k, ids.data(), weights.data()};
+    std::vector<std::int64_t> sums[2];
+    for (bool is_held : {false, true}) {
+        CAPTURE(is_held);
+        sums[is_held].resize(latent.size());
+        proxy.hold(is_held);
+        // Longer than a send waits for room, and shorter than silence that means an end.
+        std::thread release([&] {
+            ::poll(nullptr, 0, is_held ? 1400 : 0);
+            proxy.hold(false);
+        });
+        const Status started = client->start(routing, latent);
+        release.join();
+        REQUIRE_MESSAGE(started.has_value(), started.error().sentence());
+        const Status finished = client->finish(sums[is_held]);
+        REQUIRE_MESSAGE(finished.has_value(), finished.error().sentence());
+    }
+    CHECK(sums[0] == sums[1]);
+    for (const msg::Counter& counter : counters.snapshot())
+        if (counter.name == "expert_server_losses") CHECK(counter.value == 0);
 }
 
 TEST_CASE("without a replica there is no hedge, and without the option neither") {

@@ -47,11 +47,11 @@ using Servers = std::vector<std::uint8_t>;
 
 /// Of a call with these picks, all of them wanted; one row unless `top_k` says otherwise.
 Servers chosen(ExpertDirectory& known, std::uint32_t layer, const std::vector<std::uint32_t>& ids,
-               std::uint64_t available, std::size_t top_k = 0) {
+               std::uint64_t available, std::size_t top_k = 0, std::uint64_t avoided = 0) {
     if (top_k == 0) top_k = ids.size();
     Servers servers(ids.size());
     known.choose({layer, ids.size() / top_k, top_k, ids.data(), nullptr},
-                 std::vector<bool>(ids.size(), true), available, servers);
+                 std::vector<bool>(ids.size(), true), available, avoided, servers);
     return servers;
 }
 
@@ -164,12 +164,28 @@ TEST_CASE("a server that announces twice the weight is given twice as many") {
     CHECK(std::count(servers.begin(), servers.end(), std::uint8_t{1}) == 6);
 }
 
+TEST_CASE("one that is avoided gets what it holds alone, and nothing else") {
+    ExpertDirectory known = directory(3);
+    REQUIRE(known.admit(0, holder("experts-0", 0, 1)).has_value());
+    REQUIRE(known.admit(1, holder("experts-1", 0, 2)).has_value());
+    for (std::uint32_t layer : {4U, 5U}) {
+        const Servers servers = chosen(known, layer, {0, 1, 2, 3}, 0b011, 4, 0b001);
+        for (std::uint32_t expert : {0U, 1U, 2U, 3U}) {
+            CAPTURE(expert);
+            CHECK(servers[expert] == (known.is_held(layer, expert, 0b010) ? 1 : 0));
+        }
+        CHECK(std::count(servers.begin(), servers.end(), 0) == 2);
+    }
+    // All are avoided: as if none was.
+    CHECK(chosen(known, 4, {0, 1, 2, 3}, 0b011, 4, 0b111) == chosen(known, 4, {0, 1, 2, 3}, 0b011));
+}
+
 TEST_CASE("only wanted picks are given to anybody") {
     ExpertDirectory known = directory(1);
     CHECK(known.admit(0, holder("e", 0, 1)).has_value());
     const std::vector<std::uint32_t> ids = {3, 5};
     Servers servers(2);
-    known.choose({4, 2, 1, ids.data(), nullptr}, {false, true}, 1, servers);
+    known.choose({4, 2, 1, ids.data(), nullptr}, {false, true}, 1, 0, servers);
     CHECK(servers == Servers{ExpertDirectory::kNobody, 0});
 }
 
