@@ -22,6 +22,7 @@
 #include "common/transport/arena.h"
 #include "launcher/host_protocol.h"
 #include "launcher/janitor.h"
+#include "launcher/out_of_memory.h"
 #include "launcher/paths.h"
 #include "launcher/run_directory.h"
 #include "launcher/starter.h"
@@ -199,7 +200,11 @@ class Relay {
 
     void begin_stop(const std::string& why) {
         if (stop_at_.has_value()) return;
-        log::info(fmt::format("stopping: {}", why));
+        // Who still reads this would wonder about an end without a reason.
+        if (input_open_)
+            log::warn(fmt::format("stopping: {}", why));
+        else
+            log::info(fmt::format("stopping: {}", why));
         stop_at_ = Deadline::after_ms(kStopGraceMs);
         starter_.signal(process_, SIGTERM);
         starter_.resume(process_);
@@ -294,8 +299,12 @@ Result<Ending> serve() {
     ASSIGN_OR_RETURN(Process process, starter->start(command));
     const pid_t group = process.pid;
     janitor->watch(group);
+    OutOfMemoryWatch out_of_memory;
     Relay relay(*starter, std::move(process), input, signals);
     const Ending ending = relay.run();
+    // The launcher's own box knows nothing of this one's memory.
+    if (ending.signalled && ending.number == SIGKILL && out_of_memory.has_grown())
+        log::error("was killed" + out_of_memory.explain());
     janitor->forget(group);
     transport::sweep_dead_segments(description.run_id);
     directory.reset();  // before the janitor, who removes it if we are killed

@@ -20,9 +20,6 @@ using std::chrono::milliseconds;
 
 namespace {
 
-constexpr const char* kOutOfMemory =
-    " by the kernel, which had no memory left: give it a smaller budget (cache_bytes, "
-    "weights_bytes)";
 constexpr std::int64_t kProgressLineMs = 1000;
 constexpr std::int64_t kTakenProbeMs = 200;  // an address that does not react is not taken
 constexpr std::int64_t kCedeMs = 12000;      // for a stage of another box to notice its end
@@ -192,7 +189,8 @@ void Supervisor::Loop::exited(SupervisedStage& stage, const Ending& ending) {
     // Counted for all of the cgroup: one of ours that was killed at that moment is most likely it.
     const bool was_out_of_memory =
         out_of_memory_.has_grown() && ending.signalled && ending.number == SIGKILL;
-    if (was_out_of_memory) reason += kOutOfMemory;
+    const std::string by_whom = was_out_of_memory ? out_of_memory_.explain() : "";
+    reason += by_whom;
     if (judge_exit(facts) == Verdict::give_up) {
         if (facts.recent_restarts > 0 && facts.policy != RestartPolicy::never)
             reason += fmt::format(" (after {} restarts within {} s)", facts.recent_restarts,
@@ -215,8 +213,8 @@ void Supervisor::Loop::exited(SupervisedStage& stage, const Ending& ending) {
     stage.apply(StageEvent::exited);
     stage.next_start = now_ + milliseconds(pause);
     events_.important(fmt::format("{} ended with {}{}; restart {} of {} in {} ms", stage.plan.name,
-                                  ending.text(), was_out_of_memory ? kOutOfMemory : "",
-                                  facts.recent_restarts + 1, facts.max_restarts, pause));
+                                  ending.text(), by_whom, facts.recent_restarts + 1,
+                                  facts.max_restarts, pause));
 }
 
 void Supervisor::Loop::fail(SupervisedStage& stage, Error error) {

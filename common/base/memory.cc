@@ -58,8 +58,10 @@ constexpr CgroupFiles kVersion2{"memory.max", "memory.current", "inactive_file "
 constexpr CgroupFiles kVersion1{"memory.limit_in_bytes", "memory.usage_in_bytes",
                                 "total_inactive_file "};
 
-/// Lowers `available` to what the groups from `group` up to `mount` leave.
-void apply_limits(const MemoryCgroup& cgroup, AvailableMemory& available) {
+enum class Of { limit, what_is_left };
+
+/// Lowers `memory` to what the groups from `group` up to `mount` allow, or leave.
+void apply_limits(const MemoryCgroup& cgroup, Of of, AvailableMemory& memory) {
     const CgroupFiles& files = cgroup.version == 1 ? kVersion1 : kVersion2;
     std::filesystem::path relative = cgroup.group.relative_path();
     while (true) {
@@ -69,16 +71,34 @@ void apply_limits(const MemoryCgroup& cgroup, AvailableMemory& available) {
         const std::optional<std::uint64_t> limit = number_in(directory / files.limit);
         const std::optional<std::uint64_t> usage = number_in(directory / files.usage);
         if (limit && usage) {
-            std::uint64_t cache = 0;
-            if (auto stat = read_text(directory / "memory.stat"))
-                cache = number_after(*stat, files.inactive_file).value_or(0);
-            const std::uint64_t used = *usage - std::min(*usage, cache);
-            const std::uint64_t left = *limit - std::min(*limit, used);
-            if (left < available.bytes) available = {left, (directory / files.limit).string()};
+            std::uint64_t left = *limit;
+            if (of == Of::what_is_left) {
+                std::uint64_t cache = 0;
+                if (auto stat = read_text(directory / "memory.stat"))
+                    cache = number_after(*stat, files.inactive_file).value_or(0);
+                left -= std::min(left, *usage - std::min(*usage, cache));
+            }
+            if (left < memory.bytes) memory = {left, (directory / files.limit).string()};
         }
         if (relative.empty()) return;
         relative = relative.parent_path();
     }
+}
+
+Result<AvailableMemory> read_memory(const std::filesystem::path& root, Of of) {
+    const std::filesystem::path meminfo = root / "proc/meminfo";
+    const std::optional<std::string> text = read_text(meminfo);
+    if (!text)
+        return Error{ErrorCode::io, fmt::format("cannot read {}", meminfo.string()),
+                     "give memory budgets explicitly"};
+    const char* name = of == Of::limit ? "MemTotal" : "MemAvailable";
+    const std::optional<std::uint64_t> kib = number_after(*text, fmt::format("{}:", name));
+    if (!kib)
+        return Error{ErrorCode::corrupt, fmt::format("{} has no {}", meminfo.string(), name),
+                     "give memory budgets explicitly"};
+    AvailableMemory memory{*kib * 1024, meminfo.string()};
+    for (const MemoryCgroup& cgroup : memory_cgroups(root)) apply_limits(cgroup, of, memory);
+    return memory;
 }
 
 }  // namespace
@@ -102,19 +122,11 @@ std::vector<MemoryCgroup> memory_cgroups(const std::filesystem::path& root) {
 }
 
 Result<AvailableMemory> available_memory(const std::filesystem::path& root) {
-    const std::filesystem::path meminfo = root / "proc/meminfo";
-    const std::optional<std::string> text = read_text(meminfo);
-    if (!text)
-        return Error{ErrorCode::io, fmt::format("cannot read {}", meminfo.string()),
-                     "give memory budgets explicitly"};
-    const std::optional<std::uint64_t> kib = number_after(*text, "MemAvailable:");
-    if (!kib)
-        return Error{ErrorCode::corrupt, fmt::format("{} has no MemAvailable", meminfo.string()),
-                     "give memory budgets explicitly"};
-    AvailableMemory available{*kib * 1024, meminfo.string()};
+    return read_memory(root, Of::what_is_left);
+}
 
-    for (const MemoryCgroup& cgroup : memory_cgroups(root)) apply_limits(cgroup, available);
-    return available;
+Result<AvailableMemory> memory_limit(const std::filesystem::path& root) {
+    return read_memory(root, Of::limit);
 }
 
 Status check_address_space(std::uint64_t least_bytes) {

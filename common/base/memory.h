@@ -36,6 +36,10 @@ std::vector<MemoryCgroup> memory_cgroups(const std::filesystem::path& root = "/"
 /// Errors: io, corrupt (/proc/meminfo).
 Result<AvailableMemory> available_memory(const std::filesystem::path& root = "/");
 
+/// What all processes of this one's cgroup may take together: the smallest limit of the cgroup and
+/// its ancestors, or all the memory that the machine has. Errors: as available_memory.
+Result<AvailableMemory> memory_limit(const std::filesystem::path& root = "/");
+
 /// Refuses a limit of this process's address space (RLIMIT_AS) below `least_bytes`: threads reserve
 /// far more of it than they use, and libraries abort when one cannot be made.
 /// Error: resource_exhausted, with both numbers.

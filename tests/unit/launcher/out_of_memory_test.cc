@@ -6,6 +6,7 @@
 #include <string>
 
 #include "tests/support/checkpoint_copy.h"
+#include "tests/support/text.h"
 
 using namespace k3;
 using namespace k3::launcher;
@@ -36,6 +37,18 @@ TEST_CASE("a kill for lack of memory is seen once, in either version of cgroups"
         write(file, before + "oom_kill 4\n");
         CHECK(watch.has_grown());
         CHECK_FALSE(watch.has_grown());
+        CHECK(watch.explain() ==
+              " by the kernel, which had no memory left: give it a smaller budget (cache_bytes, "
+              "weights_bytes)");
+        write(root / "proc/meminfo", "MemTotal: 4194304 kB\nMemAvailable: 1024 kB\n");
+        CHECK(k3::test::contains(watch.explain(), "all of 4 GiB according to"));
+        const std::filesystem::path limit =
+            file.parent_path() / (version == 1 ? "memory.limit_in_bytes" : "memory.max");
+        write(limit, "3221225472\n");
+        write(file.parent_path() / (version == 1 ? "memory.usage_in_bytes" : "memory.current"),
+              "3221221376\n");
+        CHECK(k3::test::contains(watch.explain(),
+                                 "all of 3 GiB according to " + limit.string() + " is taken"));
     }
 }
 

@@ -62,6 +62,20 @@ TEST_CASE("a version 1 limit counts too, and one above the machine's does not") 
     CHECK(root.available().bytes == kGib - kGib / 4);
 }
 
+TEST_CASE("the limit of all is the machine's memory or the smallest of the cgroups, used or not") {
+    FakeRoot root;
+    CHECK(memory_limit(root.dir.path())->bytes == 16 * kGib);
+    root.put("proc/self/cgroup", "0::/job/step\n");
+    root.put("sys/fs/cgroup/job/step/memory.max", std::to_string(5 * kGib) + "\n");
+    root.put("sys/fs/cgroup/job/step/memory.current", "100\n");
+    root.put("sys/fs/cgroup/job/memory.max", std::to_string(4 * kGib) + "\n");
+    root.put("sys/fs/cgroup/job/memory.current", std::to_string(4 * kGib) + "\n");
+    CHECK(memory_limit(root.dir.path())->bytes == 4 * kGib);
+    CHECK(memory_limit(root.dir.path())->limited_by.ends_with("job/memory.max"));
+    test::TempDir empty;
+    CHECK(memory_limit(empty.path()).error().code == ErrorCode::io);
+}
+
 TEST_CASE("a group that only the host sees falls back to the one that is mounted") {
     FakeRoot root;
     root.put("proc/self/cgroup", "0::/host/only/path\n");
