@@ -7,8 +7,10 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -39,9 +41,40 @@ constexpr const char* kNames[kKinds] = {
     "paused", "connection closed", "nothing passes"};
 constexpr std::int64_t kHangMs = 60'000;
 
+/// Adds up the time in which this machine let nobody run: whoever sleeps for a moment wakes late
+/// then. What the trunk promises holds on a machine that lets it look at its clock.
+class StallWatch {
+  public:
+    StallWatch() : thread_([this] { run(); }) {}
+    ~StallWatch() {
+        stop_ = true;
+        thread_.join();
+    }
+    StallWatch(const StallWatch&) = delete;
+    StallWatch& operator=(const StallWatch&) = delete;
+    double ms() const noexcept { return static_cast<double>(late_us_) / 1e3; }
+
+  private:
+    void run() {
+        constexpr std::chrono::milliseconds kNap{5};
+        constexpr std::chrono::milliseconds kUsual{20};  // late by less is no stall
+        while (!stop_) {
+            const Clock::time_point begin = Clock::now();
+            std::this_thread::sleep_for(kNap);
+            const auto late = Clock::now() - begin - kNap;
+            if (late > kUsual)
+                late_us_ += std::chrono::duration_cast<std::chrono::microseconds>(late).count();
+        }
+    }
+    std::atomic<bool> stop_ = false;
+    std::atomic<std::int64_t> late_us_ = 0;
+    std::thread thread_;
+};
+
 struct Times {
     std::vector<double> detected_ms;
-    std::vector<double> bound_ms;  // on that
+    std::vector<double> bound_ms;    // on that
+    std::vector<double> stalled_ms;  // of that time, the machine
     std::vector<double> recovered_ms;
 };
 
@@ -62,6 +95,7 @@ class Trouble {
         const std::size_t far = random_() % pipeline_.n_far();
         const pid_t pid = pipeline_.near_pid(near);
         REQUIRE(pid > 0);
+        const double stalled_ms = stalls_.ms();
         begin_ = Clock::now();
         switch (kind) {
             case Kind::killed:
@@ -91,6 +125,7 @@ class Trouble {
             const bool is_noticed =
                 wait([&] { return pipeline_.counter("expert_server_losses") > losses; });
             times.detected_ms.push_back(ms());
+            times.stalled_ms.push_back(stalls_.ms() - stalled_ms);
             const bool is_silent =
                 kind == Kind::frozen || kind == Kind::thawed || kind == Kind::held;
             times.bound_ms.push_back(is_silent ? 2000.0 + static_cast<double>(pipeline_.counter(
@@ -129,6 +164,7 @@ class Trouble {
 
     TroubledPipeline& pipeline_;
     std::mt19937& random_;
+    StallWatch stalls_;
     Clock::time_point begin_;
     std::map<Kind, Times> times_;
 };
@@ -156,11 +192,21 @@ void print(int n_replicas, const std::map<Kind, Times>& all) {
     std::fflush(stdout);
 }
 
-/// What is promised, besides the deadline that the server's call had.
+/// What is promised, besides the deadline that the server's call had. A stall of the machine counts
+/// twice: it holds up the thread that pings and, after it, the one that judges.
 void check_bounds(const std::map<Kind, Times>& all) {
+    std::size_t n_late = 0;
+    double stalled_ms = 0;
     for (const auto& [kind, times] : all)
-        for (std::size_t i = 0; i < times.detected_ms.size(); ++i)
-            CHECK(times.detected_ms[i] <= times.bound_ms[i]);
+        for (std::size_t i = 0; i < times.detected_ms.size(); ++i) {
+            CAPTURE(times.stalled_ms[i]);
+            CHECK(times.detected_ms[i] <= times.bound_ms[i] + 2 * times.stalled_ms[i]);
+            n_late += times.detected_ms[i] > times.bound_ms[i] ? 1 : 0;
+            stalled_ms += times.stalled_ms[i];
+        }
+    std::printf("late only because the machine stood still: %zu; it did so for %.1f s in all\n",
+                n_late, stalled_ms / 1e3);
+    std::fflush(stdout);
 }
 
 std::vector<Kind> plan(int n_replicas, std::mt19937& random) {
