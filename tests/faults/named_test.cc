@@ -104,7 +104,7 @@ TEST_CASE("a stopped server is called wedged, also when replicas have taken over
         pipeline.program().says("is wedged: its box accepts connections, but the process has "
                                 "not answered for"));
     CHECK_FALSE(has(pipeline.program().err(), "queue towards it is full"));
-    CHECK(pipeline.counter("expert_server_silences", "trunk") == 1);
+    CHECK(pipeline.counter("expert_server_silences", "trunk") >= 1);
     ::kill(pid, SIGCONT);
     const Deadline back = Deadline::after_ms(30'000);
     while (pipeline.counter("expert_servers_up", "trunk") < 2 && !back.expired())

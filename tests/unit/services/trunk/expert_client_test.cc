@@ -709,13 +709,14 @@ TEST_CASE("a server that computes nothing is told apart although its replicas an
     REQUIRE(rig.connect().has_value());
     for (int i = 0; i < 2; ++i) check_same_bytes(try_run(rig.client.get()));
     const int n_before = rig.servers[0]->n_calls;
+    const std::uint64_t n_won = rig.count("expert_calls_hedges_won");
     from = n_before;
     const Deadline deadline = Deadline::after_ms(30'000);
     while (rig.count("expert_server_losses") == 0 && !deadline.expired())
         check_same_bytes(try_run(rig.client.get()));
     CHECK(rig.count("expert_server_losses") == 1);
     CHECK(rig.count("expert_server_stalls") == 1);
-    CHECK(rig.count("expert_calls_hedges_won") <= 1);
+    CHECK(rig.count("expert_calls_hedges_won") <= n_won + 1);
     CHECK(rig.servers[0]->n_calls == n_before + 1);  // it was asked no more
 }
 
@@ -765,7 +766,7 @@ TEST_CASE("a connection that takes no more for a while is waited for, and the su
     for (std::size_t i = 0; i < latent.size(); ++i) latent[i] = static_cast<float>(i % 31) / 64;
     const trunk::Routing routing{3, kRows, config.moe.top_k, ids.data(), weights.data()};
     std::vector<std::int64_t> sums[2];
-    for (bool is_held : {false, true}) {
+    for (bool is_held : {true, false}) {
         CAPTURE(is_held);
         sums[is_held].resize(latent.size());
         proxy.hold(is_held);
