@@ -284,10 +284,10 @@ TEST_CASE("calls name the hint that told of their picks, and no two hints have t
     CHECK(layers.size() == 2 * 12);  // one for each layer of each step
     CHECK(layers.count(0) == 0);
     CHECK(calls.size() > 2 * 12 * 2);
-    for (const auto& [number, layer] : calls) {
-        CAPTURE(number);
-        REQUIRE(layers.count(number) == 1);
-        CHECK(layers[number] == layer);
+    for (const auto& call : calls) {
+        CAPTURE(call.first);
+        REQUIRE(layers.count(call.first) == 1);
+        CHECK(layers[call.first] == call.second);
     }
     // Through the socket all hints come before their calls, so none is missing.
     for (const auto& pick : asked) CHECK(hinted.count(pick) == 1);
