@@ -169,7 +169,8 @@ void Heartbeat::tend_link(Peer& peer, Clock::time_point now) {
         }
     }
     // How an accepted connection ends says nothing about the next one.
-    if (!was_accepted) set_door(peer, was_silent ? Vitals::Door::silent : Vitals::Door::refuses);
+    if (!was_accepted)
+        set_door(peer, was_silent ? Vitals::Door::silent : Vitals::Door::refuses, peer.opened_at);
     peer.next_open = now + milliseconds(back_off_ms(peer.n_ended++, kLongestPauseMs));
 }
 
@@ -196,11 +197,11 @@ void Heartbeat::tend_second(Peer& peer, Clock::time_point now) {
     const std::int64_t age_ms = ms_between(peer.second_opened_at, now);
     const bool has_ended = !peer.second->ended().empty();
     if (peer.second->is_connected())
-        set_door(peer, Vitals::Door::accepts);
+        set_door(peer, Vitals::Door::accepts, peer.second_opened_at);
     else if (age_ms >= kSilentDoorMs)
-        set_door(peer, Vitals::Door::silent);
+        set_door(peer, Vitals::Door::silent, peer.second_opened_at);
     else if (has_ended)
-        set_door(peer, Vitals::Door::refuses);
+        set_door(peer, Vitals::Door::refuses, peer.second_opened_at);
     if (!has_ended && age_ms < kSecondMs) return;
     peer.second.reset();
     peer.next_second = now + milliseconds(back_off_ms(4 + peer.n_ended++, kLongestSecondPauseMs));
@@ -259,8 +260,9 @@ void Heartbeat::take_foreign(Peer& peer) {
     if (is_news) tell_locked();
 }
 
-void Heartbeat::set_door(Peer& peer, Vitals::Door door) {
+void Heartbeat::set_door(Peer& peer, Vitals::Door door, Clock::time_point begun) {
     std::lock_guard lock(mutex_);
+    peer.vitals.door_at = begun;
     if (std::exchange(peer.vitals.door, door) != door) tell_locked();
 }
 

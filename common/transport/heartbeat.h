@@ -44,6 +44,7 @@ struct Vitals {
     std::int64_t silent_ms = 0;  // since its last sign of life, or since it was asked first
     std::int64_t stalled_ms = 0;  // since the side that computes last got on, as far as it says
     Door door = Door::unknown;
+    std::chrono::steady_clock::time_point door_at;  // when the attempt that met it was begun
 };
 
 class Heartbeat {
@@ -97,7 +98,7 @@ class Heartbeat {
     void listen(Peer& peer, ZmqLink& link, bool& has_answered);
     void take_pong(Peer& peer, const msg::Pong& pong);
     void take_foreign(Peer& peer);
-    void set_door(Peer& peer, Vitals::Door door);
+    void set_door(Peer& peer, Vitals::Door door, Clock::time_point begun);
     std::unique_ptr<ZmqLink> open(const Peer& peer);
     void ping(ZmqLink& link);
     std::int64_t silence_ms(const Peer& peer, Clock::time_point now) const;

@@ -152,6 +152,8 @@ Status ExpertServers::greet(std::size_t server, Deadline deadline) {
     peer.arena_is_readable = options_.use_shm && !announcement.arena.segment.empty() &&
                              reader_.can_read(announcement.arena);
     peer.up = true;
+    peer.is_heard = false;
+    peer.greeted_at = Clock::now();
     peer.stuck = 0;
     peer.refusal.reset();
     peer.trouble.clear();
@@ -217,17 +219,25 @@ void ExpertServers::refresh(std::int64_t patience_ms) {
             if (is_news || Clock::now() >= peer.next_try) try_again(s, patience_ms);
             continue;
         }
-        if (!is_news) continue;
+        if (!is_news && peer.is_heard) continue;
         const Vitals vitals = heartbeat_->look(s);
-        // Greeted, and not heard by the heartbeat yet.
-        if (vitals.instance == 0 && !vitals.is_foreign) continue;
         const std::string name = directory_.name(s);
-        if (vitals.is_silent) {
+        peer.is_heard = vitals.instance != 0 || vitals.is_foreign;
+        // It may end before the heartbeat has met it. What was found before it was greeted says
+        // nothing then: it had not started.
+        const bool is_gone = peer.is_heard ? !vitals.answers
+                                           : vitals.door == Vitals::Door::refuses &&
+                                                 vitals.door_at > peer.greeted_at;
+        const bool is_silent =
+            peer.is_heard ? vitals.is_silent
+                          : vitals.door == Vitals::Door::silent && vitals.door_at > peer.greeted_at;
+        if (is_silent) {
             n_silent_.fetch_add(1, std::memory_order_relaxed);
             lose(s, describe_silence(name, vitals.silent_ms, vitals.door));
-        } else if (!vitals.answers)
+        } else if (is_gone) {
             lose(s, Error{ErrorCode::unavailable, name + " has closed the connection",
                           "start it again, if no launcher does"});
+        }
     }
 }
 

@@ -82,6 +82,8 @@ class ExpertServers {
         std::unique_ptr<transport::Channel> channel;
         ServiceTimes times;
         bool up = false;
+        bool is_heard = false;         // the heartbeat has an answer of it too
+        Clock::time_point greeted_at;  // when it was found to be up
         bool reads_our_arena = false;
         bool arena_is_readable = false;  // its arena, by us
         std::uint64_t n_lane_sends = 0;  // of its channel, as counted so far

@@ -613,6 +613,19 @@ TEST_CASE("what is missing is told while it is missing, before anybody asks for 
     CHECK(rig.count("expert_server_losses") == 1);
 }
 
+TEST_CASE("a server that ends before the heartbeat has met it is missed all the same") {
+    for (int i = 0; i < 10; ++i) {
+        Rig rig;
+        rig.add({.share = "0/2"});
+        rig.add({.share = "1/2"});
+        REQUIRE(rig.connect().has_value());
+        rig.servers[1].reset();
+        REQUIRE(rig.look_until([&] { return !rig.waits.empty(); }));
+        CHECK(contains(rig.waits.back(), "experts-1"));
+        CHECK(rig.count("expert_servers_up") == 1);
+    }
+}
+
 TEST_CASE("a server that answers pings and computes nothing is told apart, and a replica goes on") {
     Rig rig;
     rig.stuck_ms = 300;
