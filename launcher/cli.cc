@@ -131,6 +131,8 @@ Result<CommandLine> complete_run(const CLI::App* verb, RawCommands& raw) {
         return usage("run: --keys has no effect without --attach or --gateway", "run");
     if ((run.attach || !run.gateway.empty()) && !run.config.empty())
         return excludes("-c", run.attach ? "--attach" : "--gateway");
+    if ((run.attach || !run.gateway.empty()) && run.slurm)
+        return excludes("--slurm", run.attach ? "--attach" : "--gateway");
     return CommandLine(std::move(run));
 }
 

@@ -21,6 +21,7 @@ struct UpCommand {
     std::string name;              // empty: the file's
     std::filesystem::path run_dir;
     bool verbose = false;
+    bool slurm = false;  // expert servers and trunk stages run in a Slurm job
 };
 
 enum class Effort { off, low, high, max };
@@ -29,6 +30,7 @@ struct RunCommand {
     std::filesystem::path config;
     std::filesystem::path run_dir;
     bool verbose = false;
+    bool slurm = false;
 
     // What is asked: exactly one of these four.
     std::optional<std::string> prompt;                 // -p

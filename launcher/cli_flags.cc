@@ -153,6 +153,11 @@ void add_config(CLI::App* verb, std::filesystem::path* config, std::filesystem::
         ->option_text("DIR");
 }
 
+void add_slurm(CLI::App* verb, bool* slurm) {
+    verb->add_flag("--slurm", *slurm,
+                   "expert servers and trunk stages run in a Slurm job: this one, or its own");
+}
+
 void add_run_dir(CLI::App* verb, std::filesystem::path* run_dir) {
     verb->add_option("--run-dir", *run_dir, "folder of run directories, as given to up")
         ->option_text("DIR");
@@ -246,6 +251,7 @@ void add_output(CLI::App* verb, RawCommands& raw) {
     verb->add_flag("-v,--verbose", run.verbose, "also print what the services log");
     verb->option_defaults()->group("Pipeline");
     add_config(verb, &run.config, &run.run_dir);
+    add_slurm(verb, &run.slurm);
     verb->add_option("--attach", raw.attach, "use a running pipeline [the only one]")
         ->expected(0, 1)
         ->option_text("[NAME]");
@@ -378,6 +384,7 @@ void declare_verbs(CLI::App& app, RawCommands& raw, Verbs* verbs) {
                                    "down`.");
     add_examples(verbs->up, "Example: k3pipe up -c configs/tiny-three-experts.toml\n");
     add_config(verbs->up, &raw.up.config, &raw.up.run_dir);
+    add_slurm(verbs->up, &raw.up.slurm);
     verbs->up->add_option("--name", raw.up.name, "call it so [name in the file]")
         ->option_text("NAME");
     verbs->up->add_flag("-v,--verbose", raw.up.verbose, "also print what the services log");

@@ -406,6 +406,7 @@ int run_alone(const RunCommand& command, Prepared prepared, const EventLog& even
     options.unique_name = true;
     options.forward_errors = false;  // the request's error comes back with the request
     options.session_dir = prepared.session_dir;
+    options.slurm = command.slurm;
     auto opened = Session::open(options, events);
     if (!opened.has_value()) return report_start(command, opened.error());
     std::unique_ptr<Session> session = *std::move(opened);

@@ -77,7 +77,7 @@ void print_stage(const StageRecord& stage, const std::optional<Live>& live) {
     const std::string waiting_for = live.has_value() ? live->pong.waiting_for : "";
     if (!waiting_for.empty()) state = "waiting";
     std::string who = stage.owned ? (stage.pid > 0 ? std::to_string(stage.pid) : "-") : "attached";
-    if (!stage.host.empty()) who = "ssh";
+    if (!stage.host.empty()) who = stage.client;
     std::string memory = "-";
     std::string queued = "-";
     if (live.has_value() && live->statistics.has_value()) {

@@ -54,6 +54,7 @@ int up(const UpCommand& command) {
     options.config = *config;
     options.name = command.name;
     options.run_dir = command.run_dir;
+    options.slurm = command.slurm;
     auto session = Session::open(options, events);
     if (!session.has_value()) return report(session.error());
     Outcome outcome = (*session)->supervisor().run();

@@ -1,5 +1,5 @@
 #pragma once
-// What a launcher and `k3pipe host-stage` say to each other over one ssh connection.
+// What a launcher and `k3pipe host-stage` say to each other over one connection (ssh, srun).
 //
 //   launcher -> box   "k3pipe-stage 2 <bytes> <key bytes> <placement bytes>\n", then so many
 //                     bytes: a StageDescription as JSON; then the content of the pipeline's key
@@ -12,7 +12,7 @@
 //   exit status       how the service ended, see relayed_code()
 //
 // The end of the first stream, and kSilenceMs without a line, mean that the launcher is gone: the
-// box then stops the service and removes what it left. ssh's own keep-alive (ssh_command.cc) ends
+// box then stops the service and removes what it left. ssh's own keep-alive (ssh_remote.cc) ends
 // the other side of a dead link a little later, so that a restart finds the place free.
 
 #include <cstddef>
@@ -66,8 +66,8 @@ Result<StageDescription> parse_description(std::string_view body);
 /// The exit status that stands for an ending: 0 to 127 an exit code, 128 + n signal n. Codes from
 /// 128 on, which no service of ours has, become 127.
 int relayed_code(const Ending& ending) noexcept;
-/// The inverse. 255 is ssh's own: the connection failed, or ended before the service did.
+/// The inverse. 255 is ssh's own: the connection failed, or ended before the service did. srun says
+/// 1 when it cannot begin, and 128 + n of a host-stage that signal n has killed.
 Ending relayed_ending(int code) noexcept;
-inline constexpr int kSshFailed = 255;
 
 }  // namespace k3::launcher

@@ -20,7 +20,6 @@
 #include "launcher/host_protocol.h"
 #include "launcher/paths.h"
 #include "launcher/run_program.h"
-#include "launcher/ssh_command.h"
 #include "launcher/words.h"
 
 namespace k3::launcher {
@@ -48,6 +47,15 @@ struct Shipment {
     std::uintmax_t bytes = 0;
 };
 
+constexpr const char* kOurselves = "/proc/self/exe";  // also when a new build took our place
+
+/// Where a program of ours lies here.
+std::string place_of(const Shipment::File& file) {
+    std::error_code unreadable;
+    return file.path == kOurselves ? fs::read_symlink(file.path, unreadable).string()
+                                   : file.path.string();
+}
+
 Result<std::string> sha256_of(const fs::path& path, std::uintmax_t bytes) {
     DigestJob job;
     job.kind = DigestKind::sha256;
@@ -64,7 +72,7 @@ Result<Shipment> make_shipment(const std::set<std::string>& programs) {
     Shipment shipment;
     std::string sums;
     for (const std::string& name : programs) {
-        fs::path path = "/proc/self/exe";
+        fs::path path = kOurselves;
         if (name != "k3pipe") {
             ASSIGN_OR_RETURN(path, find_program(name, "program to copy"));
         }
@@ -121,9 +129,17 @@ std::string ship_script(const Shipment& shipment) {
 
 /// Sets p, the k3pipe of the box.
 std::string program_script(const HostSpec& host, const Shipment& shipment) {
-    if (host.binary.empty())
-        return fmt::format("{}p=\"$c/{}/k3pipe\"\n", kCacheFolder, shipment.folder);
-    return fmt::format("p=$(command -v {} || true)\n", shell_line({host.binary}));
+    if (!host.binary.empty())
+        return fmt::format("p=$(command -v {} || true)\n", shell_line({host.binary}));
+    std::string script = fmt::format("{}p=\"$c/{}/k3pipe\"\n", kCacheFolder, shipment.folder);
+    if (!host.shared_files) return script;
+    std::string ours;
+    script += "if sha256sum -c --status 2>/dev/null <<'END'\n";
+    for (const Shipment::File& file : shipment.files) {
+        script += fmt::format("{}  {}\n", file.sha256, place_of(file));
+        if (file.name == "k3pipe") ours = place_of(file);
+    }
+    return script + fmt::format("END\nthen p={}\nfi\n", shell_line({ours}));
 }
 
 std::string check_script(const HostSpec& host, const Shipment& shipment,
@@ -136,11 +152,11 @@ std::string check_script(const HostSpec& host, const Shipment& shipment,
                               shell_line({fmt::format("{}no-model {}", kMark, model)}));
     }
     script += fmt::format(
-        "test -x \"$p\" || exit 0\necho '{0}program'\nd=$(dirname \"$p\")\n"
+        "test -x \"$p\" || exit 0\necho \"{0}program $p\"\nd=$(dirname \"$p\")\n"
         "ldd \"$p\" \"$d\"/k3-* 2>&1 | grep 'not found' | sort -u | sed 's/^/{0}library /'\n",
         kMark);
     // Its age is the time since it was used (ship_script()).
-    if (host.binary.empty()) script += "touch \"$d\"\n";
+    if (host.binary.empty()) script += "case \"$d\" in \"$c\"/*) touch \"$d\" ;; esac\n";
     script += "exit 0\n";
     return script;
 }
@@ -148,9 +164,9 @@ std::string check_script(const HostSpec& host, const Shipment& shipment,
 /// One box, on a thread of its own.
 class HostTask {
   public:
-    HostTask(const PipelineSpec& spec, const HostSpec& host, const PipelinePlan& plan,
+    HostTask(const Remote& remote, const HostSpec& host, const PipelinePlan& plan,
              const EventLog& events, int stop_fd)
-        : spec_(spec), host_(host), events_(events), stop_fd_(stop_fd) {
+        : remote_(remote), host_(host), events_(events), stop_fd_(stop_fd) {
         for (const StagePlan& stage : plan.stages) {
             if (stage.host != host.name) continue;
             if (!stage.model.empty()) models_.insert(stage.model.string());
@@ -164,22 +180,20 @@ class HostTask {
         if (Status done = prepare(); !done.has_value()) faults_.push_back(std::move(done).error());
     }
 
-    std::string host_stage() const {
-        return program_script(host_, shipment_) + "exec \"$p\" host-stage";
-    }
+    std::string host_stage() const { return "exec " + shell_line({program_, "host-stage"}); }
     const std::string& name() const noexcept { return host_.name; }
     std::vector<Error>& faults() noexcept { return faults_; }
 
   private:
-    Result<std::string> ssh(const std::string& script, std::int64_t ms,
-                            const std::vector<Fd>& input = {}) {
-        ASSIGN_OR_RETURN(ProgramRun run, run_program(ssh_command(spec_.ssh, host_.name, script),
+    Result<std::string> execute(const std::string& script, std::int64_t ms,
+                                const std::vector<Fd>& input = {}) {
+        ASSIGN_OR_RETURN(ProgramRun run, run_program(remote_.command(host_.name, script),
                                                      Deadline::after_ms(ms), stop_fd_, input));
         if (run.timed_out)
             return Error{ErrorCode::deadline_exceeded,
                          fmt::format("host {} did not answer within {} s", host_.name, ms / 1000),
-                         fmt::format("try `ssh {}`", host_.name)};
-        if (run.ending.exit_code() == kSshFailed) return ssh_fault(host_.name, run.output);
+                         fmt::format("try `{}`", remote_.by_hand(host_.name))};
+        if (auto fault = remote_.fault(host_.name, run)) return *std::move(fault);
         if (run.ending.exit_code() != 0)
             return Error{ErrorCode::io,
                          fmt::format("host {}: {} ({})", host_.name, last_line(run.output),
@@ -190,7 +204,7 @@ class HostTask {
 
     Result<HostReport> check() {
         ASSIGN_OR_RETURN(const std::string output,
-                         ssh(check_script(host_, shipment_, models_), kCheckMs));
+                         execute(check_script(host_, shipment_, models_), kCheckMs));
         return parse_report(output);
     }
 
@@ -208,10 +222,11 @@ class HostTask {
                              "[hosts.\"{}\"] to where it is",
                              host_.name)});
         check_ports();
-        if (!report.has_program) {
+        if (report.program.empty()) {
             RETURN_IF_ERROR(ship(report));
             ASSIGN_OR_RETURN(report, check());
         }
+        program_ = report.program;
         if (report.libraries.empty()) return Status::ok();
         report.libraries.resize(std::min(report.libraries.size(), kShownLibraries));
         return Error{ErrorCode::incompatible,
@@ -248,16 +263,22 @@ class HostTask {
                                       shipment_.bytes / 1000000, host_.name));
         ASSIGN_OR_RETURN(const std::vector<Fd> files, open_files(shipment_));
         ASSIGN_OR_RETURN([[maybe_unused]] const std::string said,
-                         ssh(ship_script(shipment_), kShipMs, files));
+                         execute(ship_script(shipment_), kShipMs, files));
         return Status::ok();
     }
 
-    static std::string last_line(std::string_view text) {
-        while (text.ends_with('\n') || text.ends_with('\r')) text.remove_suffix(1);
-        return std::string(text.substr(text.rfind('\n') + 1));
+    /// Of what the script said.
+    std::string last_line(std::string_view text) const {
+        std::string_view line;
+        do {
+            while (text.ends_with('\n') || text.ends_with('\r')) text.remove_suffix(1);
+            line = text.substr(text.rfind('\n') + 1);
+            text.remove_suffix(line.size());
+        } while (!text.empty() && remote_.is_own_line(line));
+        return std::string(line);
     }
 
-    const PipelineSpec& spec_;
+    const Remote& remote_;
     const HostSpec& host_;
     const EventLog& events_;
     const int stop_fd_;
@@ -265,18 +286,19 @@ class HostTask {
     std::set<std::string> programs_;
     std::vector<std::pair<std::string, std::string>> endpoints_;  // stage and where it answers
     Shipment shipment_;
+    std::string program_;  // k3pipe there
     std::vector<Error> faults_;
 };
 
 }  // namespace
 
-HostSetup prepare_hosts(const PipelineSpec& spec, const PipelinePlan& plan, const EventLog& events,
-                        int stop_fd) {
+HostSetup prepare_hosts(const PipelineSpec& spec, const Remote& remote, const PipelinePlan& plan,
+                        const EventLog& events, int stop_fd) {
     std::vector<HostTask> tasks;
     for (const HostSpec& host : spec.hosts)
         if (std::any_of(plan.stages.begin(), plan.stages.end(),
                         [&host](const StagePlan& stage) { return stage.host == host.name; }))
-            tasks.emplace_back(spec, host, plan, events, stop_fd);
+            tasks.emplace_back(remote, host, plan, events, stop_fd);
     std::vector<std::thread> threads;
     for (HostTask& task : tasks) threads.emplace_back([&task] { task.run(); });
     for (std::thread& thread : threads) thread.join();
@@ -299,32 +321,6 @@ Error combined(const std::vector<Error>& faults, const EventLog& events) {
             "correct what the lines above name"};
 }
 
-Error ssh_fault(const std::string& host, const std::string& output) {
-    std::string_view text = output;
-    while (text.ends_with('\n') || text.ends_with('\r')) text.remove_suffix(1);
-    const std::string_view last = text.substr(text.rfind('\n') + 1);
-    auto says = [&output](std::string_view part) { return output.find(part) != std::string::npos; };
-    if (says("REMOTE HOST IDENTIFICATION HAS CHANGED"))
-        return {
-            ErrorCode::incompatible,
-            fmt::format("host {} shows another host key than it did before", host),
-            fmt::format("find out why; if it was installed anew, `ssh-keygen -R {}` forgets the "
-                        "old key",
-                        host)};
-    if (says("Host key verification failed"))
-        return {ErrorCode::unavailable, fmt::format("the host key of {} is not known here", host),
-                fmt::format("run `ssh {}` once and compare the fingerprint that it shows", host)};
-    if (says("Permission denied"))
-        return {
-            ErrorCode::unavailable, fmt::format("host {} does not let us in: {}", host, last),
-            fmt::format("`ssh-copy-id {0}` installs your key there; `ssh {0}` must work without "
-                        "a question",
-                        host)};
-    return {ErrorCode::unavailable, fmt::format("host {} cannot be reached: {}", host, last),
-            fmt::format("switch it on and check its sshd; `ssh {}` must work without a question",
-                        host)};
-}
-
 HostReport parse_report(const std::string& output) {
     HostReport report;
     std::string_view rest = output;
@@ -337,7 +333,7 @@ HostReport parse_report(const std::string& output) {
         std::string_view value = line.substr(std::min(what.size() + 1, line.size()));
         while (value.starts_with('\t') || value.starts_with(' ')) value.remove_prefix(1);
         if (what == "machine") report.machine = value;
-        if (what == "program") report.has_program = true;
+        if (what == "program") report.program = value;
         if (what == "library") report.libraries.emplace_back(value);
         if (what == "no-model") report.no_models.emplace_back(value);
     }

@@ -2,8 +2,9 @@
 // Making the other boxes of a pipeline ready, before anything is started anywhere.
 //
 // Nothing has to be installed there: unless [hosts] names a k3pipe, this build's programs are
-// copied over ssh into ~/.cache/k3pipe/build-<digest of them>, once, and verified there before they
-// get that name. All boxes are asked at once, and all that is wrong is said at once.
+// copied (over ssh, or through srun) into ~/.cache/k3pipe/build-<digest of them>, once, and
+// verified there before they get that name. All boxes are asked at once, and all that is wrong is
+// said at once.
 
 #include <map>
 #include <string>
@@ -12,6 +13,7 @@
 #include "common/base/result.h"
 #include "launcher/events.h"
 #include "launcher/pipeline_file.h"
+#include "launcher/remote.h"
 #include "launcher/stage_plan.h"
 
 namespace k3::launcher {
@@ -26,19 +28,16 @@ struct HostSetup {
 /// must have been taken) becomes readable. Uses threads, which are gone when it returns.
 /// Faults: a box that is not reached, does not let us in or is not known; a checkpoint or library
 /// that is missing there; a port that is taken; our own programs that cannot be read.
-HostSetup prepare_hosts(const PipelineSpec& spec, const PipelinePlan& plan, const EventLog& events,
-                        int stop_fd);
+HostSetup prepare_hosts(const PipelineSpec& spec, const Remote& remote, const PipelinePlan& plan,
+                        const EventLog& events, int stop_fd);
 
 /// All faults as one: the only one as it is, several after each has been said to `events`.
 Error combined(const std::vector<Error>& faults, const EventLog& events);
 
-/// Why an ssh client failed: `output` is what it printed, the reason in its last line.
-Error ssh_fault(const std::string& host, const std::string& output);
-
 /// What the script on a box found; lines of others (a banner, a profile that talks) are skipped.
 struct HostReport {
-    std::string machine;  // uname -m
-    bool has_program = false;
+    std::string machine;                 // uname -m
+    std::string program;                 // its k3pipe, a path; empty: there is none
     std::vector<std::string> libraries;  // lines of ldd that say "not found"
     std::vector<std::string> no_models;  // directories without a config.json
 };

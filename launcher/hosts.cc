@@ -14,7 +14,7 @@
 
 #include "launcher/paths.h"
 #include "launcher/run_program.h"
-#include "launcher/ssh_command.h"
+#include "launcher/ssh_remote.h"
 
 namespace k3::launcher {
 
@@ -107,9 +107,11 @@ bool is_used(const PipelineSpec& spec, const HostSpec& host) {
 
 Status resolve_addresses(PipelineSpec* spec) {
     if (!spec->has_remote()) return Status::ok();
-    ASSIGN_OR_RETURN(const std::filesystem::path program,
-                     find_program(spec->ssh.front(), "ssh of [pipeline]"));
-    spec->ssh.front() = program.string();
+    if (spec->client == "ssh") {
+        ASSIGN_OR_RETURN(const std::filesystem::path program,
+                         find_program(spec->ssh.front(), "ssh of [pipeline]"));
+        spec->ssh.front() = program.string();
+    }
     std::string first;
     for (HostSpec& host : spec->hosts) {
         if (!is_used(*spec, host)) continue;

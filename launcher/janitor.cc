@@ -30,6 +30,8 @@ struct Note {
     std::int32_t group;
 };
 
+constexpr long kCommandMs = 15000;
+
 void sleep_ms(long ms) {
     timespec time{ms / 1000, (ms % 1000) * 1000000};
     ::nanosleep(&time, nullptr);
@@ -63,6 +65,25 @@ void detach(int pipe_fd, int lock_fd) {
     ::close_range(first, ~0U, 0);
 }
 
+/// To its end, but not for longer than kCommandMs.
+void run_last_command(const Janitor::Options& options) {
+    if (options.last_command.empty()) return;
+    std::vector<char*> argv;
+    for (const std::string& word : options.last_command)
+        argv.push_back(const_cast<char*>(word.c_str()));
+    argv.push_back(nullptr);
+    const pid_t pid = ::fork();
+    if (pid == 0) {
+        ::execv(argv.front(), argv.data());
+        ::_exit(127);
+    }
+    if (pid < 0) return;
+    for (long waited = 0; ::waitpid(pid, nullptr, WNOHANG) == 0; waited += 20) {
+        if (waited >= kCommandMs) ::kill(pid, SIGKILL);
+        sleep_ms(20);
+    }
+}
+
 [[noreturn]] void janitor_main(int pipe_fd, const Janitor::Options& options) {
     std::set<pid_t> groups;
     Note note = {};
@@ -74,10 +95,13 @@ void detach(int pipe_fd, int lock_fd) {
         if (note.what == '+') groups.insert(note.group);
         if (note.what == '-') groups.erase(note.group);
     }
+    run_last_command(options);
     for (long waited = 0; waited < options.patience_ms && any_alive(groups); waited += 20)
         sleep_ms(20);
+    const bool had_to_kill = any_alive(groups);
     kill_all(groups);
     for (int i = 0; i < 25 && any_alive(groups); ++i) sleep_ms(20);
+    if (had_to_kill) run_last_command(options);  // what they did meanwhile
     if (options.shared_run)
         transport::sweep_dead_segments(options.run_id);
     else

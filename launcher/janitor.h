@@ -5,14 +5,17 @@
 // never ours to teach (a wrapper) does not. So a small process is forked before any thread exists.
 // It learns every process group over a pipe; when the pipe ends without a farewell, the launcher is
 // dead: it gives the services two seconds, kills what is left, and removes the run directory and
-// the shared-memory segments of the run. It holds the run directory's lock until then, so that a
-// new pipeline of the same name cannot start into the cleaning.
+// the shared-memory segments of the run, and first of all runs a command that takes back what the
+// launcher has taken elsewhere (a Slurm job). It holds the run directory's lock until then, so that
+// a new pipeline of the same name cannot start into the cleaning.
 
 #include <sys/types.h>
 
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "common/base/fd.h"
 #include "common/base/result.h"
@@ -26,6 +29,8 @@ class Janitor {
         std::uint64_t run_id = 0;
         std::int64_t patience_ms = 2000;  // for services to end by themselves
         bool shared_run = false;  // others of the run live on here: only segments of the dead go
+        // Run when the launcher is dead, and again when groups had to be killed; argv[0] a path.
+        std::vector<std::string> last_command = {};
     };
     /// Forks. Must run while the process has one thread. Error: io.
     /// It keeps `lock_fd` (of the run directory) open, so the lock outlives us.

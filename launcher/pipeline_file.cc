@@ -209,7 +209,7 @@ Status read_hosts(const toml::table& root, PipelineSpec* spec) {
     }
     for (const StageSpec& stage : spec->stages)
         if (!stage.host.empty() && spec->host_of(stage) == nullptr)
-            spec->hosts.push_back({.name = stage.host, .address = "", .model = "", .binary = ""});
+            spec->hosts.emplace_back().name = stage.host;
     return Status::ok();
 }
 
@@ -251,8 +251,48 @@ Status read_pipeline_table(const toml::table& root, PipelineSpec* spec) {
     return Status::ok();
 }
 
+Status read_slurm(const toml::table& root, PipelineSpec* spec) {
+    const toml::node* node = root.get("slurm");
+    if (node == nullptr) return Status::ok();
+    SlurmSpec& slurm = spec->slurm;
+    slurm.line = static_cast<std::uint32_t>(node->source().begin.line);
+    const auto* table = node->as_table();
+    if (table == nullptr)
+        return Error{ErrorCode::invalid_argument,
+                     fmt::format("{}:{}: slurm must be a table", spec->file.string(), slurm.line),
+                     "write [slurm]"};
+    TomlTable reader(spec->file, *table, "[slurm]");
+    RETURN_IF_ERROR(reader.integer("nodes", 1, 4096, &slurm.nodes));
+    RETURN_IF_ERROR(reader.integer("cpus", 1, 4096, &slurm.cpus));
+    RETURN_IF_ERROR(reader.text("mem", &slurm.mem));
+    RETURN_IF_ERROR(reader.text("partition", &slurm.partition));
+    RETURN_IF_ERROR(reader.text("account", &slurm.account));
+    RETURN_IF_ERROR(reader.text("qos", &slurm.qos));
+    RETURN_IF_ERROR(reader.text("time", &slurm.time));
+    std::string extra;
+    RETURN_IF_ERROR(reader.text("extra", &extra));
+    auto words = split_words(extra);
+    if (words.has_value() && !words->empty() && !words->front().starts_with('-'))
+        words = Error{ErrorCode::invalid_argument,
+                      fmt::format("'{}' is no option of salloc", words->front()),
+                      "write options: \"--constraint=avx512\""};
+    if (!words.has_value())
+        return reader.wrong(*table->get("extra"),
+                            fmt::format("[slurm] extra: {}", words.error().message),
+                            words.error().remedy);
+    slurm.extra = *std::move(words);
+    const std::vector<std::string> known = {"nodes",   "cpus", "mem",  "partition",
+                                            "account", "qos",  "time", "extra"};
+    if (auto rest = reader.rest(); !rest.empty())
+        return reader.wrong(*rest.front().second,
+                            fmt::format("[slurm] has no key '{}'", rest.front().first),
+                            suggestion(rest.front().first, known,
+                                       fmt::format("known: {}", fmt::join(known, ", "))));
+    return Status::ok();
+}
+
 Status check_tables(const fs::path& file, const toml::table& root) {
-    std::vector<std::string> known = {"pipeline", "hosts"};
+    std::vector<std::string> known = {"pipeline", "hosts", "slurm"};
     for (ServiceKind kind : kKinds) known.emplace_back(to_string(kind));
     for (const auto& [key, node] : root) {
         std::string word(key.str());
@@ -324,6 +364,7 @@ Result<PipelineSpec> parse_pipeline(std::string_view text, const fs::path& file)
         std::move(stages.begin(), stages.end(), std::back_inserter(spec.stages));
     }
     RETURN_IF_ERROR(read_hosts(root, &spec));
+    RETURN_IF_ERROR(read_slurm(root, &spec));
     RETURN_IF_ERROR(check_unique_names(spec));
     return spec;
 }

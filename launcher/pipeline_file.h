@@ -2,10 +2,10 @@
 // The pipeline file: which stages a pipeline has, and what the launcher and the services are told.
 //
 // One TOML file describes one pipeline: [pipeline], a table per stage, and one for each other box
-// ([hosts.NAME]). Some keys of a stage are the launcher's own (binary, endpoint, wrap, listen, env,
-// restart, terminal, name, count, model, host); every other key is a setting of the service and is
-// passed on as a flag, so a new setting of a service needs no change here. docs/operating.md is the
-// reference.
+// ([hosts.NAME]); [slurm] says what is asked of that cluster. Some keys of a stage are the
+// launcher's own (binary, endpoint, wrap, listen, env, restart, terminal, name, count, model,
+// host); every other key is a setting of the service and is passed on as a flag, so a new setting
+// of a service needs no change here. docs/operating.md is the reference.
 
 #include <cstdint>
 #include <filesystem>
@@ -57,13 +57,27 @@ struct StageSpec {
     const ServiceSetting* find(std::string_view setting) const noexcept;
 };
 
-/// Another box, reached over ssh.
+/// Another box, reached over ssh or through Slurm.
 struct HostSpec {
     std::string name;             // the ssh destination: "user@box", or an alias of ssh's settings
     std::uint32_t line = 0;       // of its table; 0: only stages name it
     std::string address;          // numeric; empty until resolve_addresses()
     std::filesystem::path model;  // checkpoint directory there; empty: the pipeline's path
     std::string binary;           // k3pipe there: a path or name; empty: ours is copied
+    bool shared_files = false;    // ours is copied only if it does not lie there as it does here
+};
+
+/// What a Slurm job of the pipeline's own is asked for (slurm_allocation.h).
+struct SlurmSpec {
+    std::uint32_t line = 0;  // of its table; 0: there is none
+    std::int64_t nodes = 0;  // 0: one for each expert server and trunk stage
+    std::int64_t cpus = 0;   // of each node; 0: whole nodes
+    std::string mem;         // of each node, as --mem takes it
+    std::string partition;
+    std::string account;
+    std::string qos;
+    std::string time;                // limit, as --time takes it
+    std::vector<std::string> extra;  // further words for salloc
 };
 
 struct PipelineSpec {
@@ -84,6 +98,8 @@ struct PipelineSpec {
     std::string address;                     // of this box, as others reach it; numeric
     std::int64_t port_base = 5800;           // stage i is given port_base + i, if it needs one
     std::vector<HostSpec> hosts;             // every box that a table or a stage names
+    std::string client = "ssh";              // the program that starts stages there, for people
+    SlurmSpec slurm;                         // only with --slurm
     std::vector<StageSpec> stages;  // tokenizer, sampler, experts, trunk in layer order, gateway
 
     std::vector<const StageSpec*> of_kind(msg::ServiceKind kind) const;

@@ -87,6 +87,7 @@ json to_json(const RunRecord& record) {
                           {"name", stage.name},
                           {"endpoint", stage.endpoint},
                           {"host", stage.host},
+                          {"client", stage.client},
                           {"state", stage.state},
                           {"detail", stage.detail},
                           {"owned", stage.owned},
@@ -124,6 +125,7 @@ Result<RunRecord> read_record(const fs::path& file) {
             stage.name = item.at("name");
             stage.endpoint = item.at("endpoint");
             stage.host = item.at("host");
+            stage.client = item.at("client");
             stage.state = item.at("state");
             stage.detail = item.at("detail");
             stage.owned = item.at("owned");

@@ -26,11 +26,12 @@ struct StageRecord {
     std::string kind;
     std::string name;
     std::string endpoint;
-    std::string host;   // where it runs, started over ssh; empty: here
-    std::string state;  // stage_states.h, as text
+    std::string host;    // where it runs; empty: here
+    std::string client;  // by which program it was started there: "ssh", "srun"
+    std::string state;   // stage_states.h, as text
     std::string detail;
     bool owned = true;
-    std::int64_t pid = 0;  // of it, or of the ssh client that holds it; 0: no process of ours now
+    std::int64_t pid = 0;  // of it, or of the client that holds it; 0: no process of ours now
     std::uint32_t restarts = 0;
 };
 

@@ -13,8 +13,11 @@
 #include "common/storage/file.h"
 #include "common/transport/arena.h"
 #include "launcher/host_setup.h"
+#include "launcher/host_starter.h"
 #include "launcher/hosts.h"
-#include "launcher/ssh_starter.h"
+#include "launcher/slurm_placement.h"
+#include "launcher/slurm_remote.h"
+#include "launcher/ssh_remote.h"
 #include "launcher/stage_plan.h"
 #include "launcher/words.h"
 
@@ -48,13 +51,13 @@ Status raise_file_limit() {
         "raise it (ulimit -n)"};
 }
 
-Status set_session_directory(PipelineSpec& spec, const std::string& path) {
+Status set_session_directory(PipelineSpec& spec, const std::string& path, bool slurm) {
     for (StageSpec& stage : spec.stages) {
         if (stage.kind != msg::ServiceKind::trunk || stage.attached()) continue;
-        if (!stage.host.empty())
+        if (slurm || !stage.host.empty())
             return Error{ErrorCode::unsupported,
                          fmt::format("{} writes sessions where it runs, on {}, and not into {}",
-                                     stage.name, stage.host, path),
+                                     stage.name, stage.host.empty() ? "a node" : stage.host, path),
                          "start the pipeline with k3pipe up, and name the session with --attach"};
         // The folder is the user's: nothing in it is removed for a limit.
         std::erase_if(stage.settings, [](const ServiceSetting& s) {
@@ -88,15 +91,43 @@ Result<std::unique_ptr<Session>> Session::open(const Options& options, const Eve
                      "use letters, digits, - and _, at most 40"};
     if (!options.name.empty()) spec.name = options.name;
     if (!options.session_dir.empty())
-        RETURN_IF_ERROR(set_session_directory(spec, options.session_dir.string()));
-    RETURN_IF_ERROR(resolve_addresses(&spec));
+        RETURN_IF_ERROR(set_session_directory(spec, options.session_dir.string(), options.slurm));
     std::unique_ptr<Session> session(new Session());
-    RETURN_IF_ERROR(session->open_parts(options, spec, events));
+    RETURN_IF_ERROR(session->open_parts(options, std::move(spec), events));
     return session;
 }
 
-Status Session::open_parts(const Options& options, const PipelineSpec& spec,
-                           const EventLog& events) {
+std::string Session::job_name() const {
+    return fmt::format("k3pipe-{}-{}", record_.name, record_.run_id);
+}
+
+Status Session::allocate(PipelineSpec* spec, std::size_t n_nodes, const EventLog& events) {
+    ASSIGN_OR_RETURN(
+        allocation_,
+        SlurmAllocation::open(
+            {.spec = spec->slurm, .job_name = job_name(), .n_nodes = n_nodes, .file = spec->file},
+            *janitor_, events, signals_.fd()));
+    RETURN_IF_ERROR(place_on_nodes(spec, *allocation_));
+    std::string places;
+    for (const SlurmNode& node : allocation_->nodes()) {
+        std::string stages;
+        for (const StageSpec& stage : spec->stages)
+            if (stage.host == node.name) stages += " " + stage.name;
+        if (!stages.empty()) places += fmt::format("; {}:{}", node.name, stages);
+    }
+    events.important(fmt::format("Slurm job {}{}", allocation_->job(), places));
+    return Status::ok();
+}
+
+Result<std::shared_ptr<Remote>> Session::make_remote(const PipelineSpec& spec) const {
+    if (allocation_ == nullptr) return std::shared_ptr<Remote>(make_ssh_remote(spec.ssh));
+    ASSIGN_OR_RETURN(std::string srun, slurm_program("srun"));
+    ASSIGN_OR_RETURN(std::string scontrol, slurm_program("scontrol"));
+    return std::shared_ptr<Remote>(
+        make_slurm_remote(std::move(srun), std::move(scontrol), allocation_->job()));
+}
+
+Status Session::open_parts(const Options& options, PipelineSpec spec, const EventLog& events) {
     RETURN_IF_ERROR(check_address_space(kLauncherAddressSpace));
     RETURN_IF_ERROR(raise_file_limit());
     std::string name = spec.name;
@@ -104,8 +135,15 @@ Status Session::open_parts(const Options& options, const PipelineSpec& spec,
     std::filesystem::path base = run_base(options.run_dir.empty() ? spec.run_dir : options.run_dir);
     run_id_ = new_run_id();
     // Planned before anything is made: most mistakes in a file end here.
-    ASSIGN_OR_RETURN(PipelinePlan plan, make_plan(spec, base / name, run_id_));
-    plan.name = name;
+    std::size_t n_nodes = 0;
+    PipelinePlan plan;
+    if (options.slurm) {
+        ASSIGN_OR_RETURN(n_nodes, nodes_for(spec));
+        ASSIGN_OR_RETURN(plan, make_plan(placed_somewhere(spec, n_nodes), base / name, run_id_));
+    } else {
+        RETURN_IF_ERROR(resolve_addresses(&spec));
+        ASSIGN_OR_RETURN(plan, make_plan(spec, base / name, run_id_));
+    }
     if (!plan.keys.empty()) {
         ASSIGN_OR_RETURN(keys_, transport::CurveKeys::load(plan.keys.string()));
     }
@@ -125,20 +163,30 @@ Status Session::open_parts(const Options& options, const PipelineSpec& spec,
     record_.keys = plan.keys.string();
     record_.state = "starting";
     RETURN_IF_ERROR(directory_->write(record_));
-    ASSIGN_OR_RETURN(janitor_,
-                     Janitor::start({directory_->path(), run_id_}, directory_->lock_fd()));
+    Janitor::Options janitor = {.run_directory = directory_->path(), .run_id = run_id_};
+    if (options.slurm && !is_in_slurm_job()) {
+        ASSIGN_OR_RETURN(janitor.last_command, cancel_words(job_name()));
+    }
+    ASSIGN_OR_RETURN(janitor_, Janitor::start(janitor, directory_->lock_fd()));
+    if (options.slurm) {
+        RETURN_IF_ERROR(allocate(&spec, n_nodes, events));
+        RETURN_IF_ERROR(resolve_addresses(&spec));
+        ASSIGN_OR_RETURN(plan, make_plan(spec, base / name, run_id_));
+        record_.gateway = plan.gateway().endpoint;
+    }
+    plan.name = name;
     ASSIGN_OR_RETURN(std::string placement, placement_to_hand_over(plan));
-    HostSetup hosts = prepare_hosts(spec, plan, events, signals_.fd());
+    ASSIGN_OR_RETURN(std::shared_ptr<Remote> remote, make_remote(spec));
+    HostSetup hosts = prepare_hosts(spec, *remote, plan, events, signals_.fd());
     if (!hosts.faults.empty()) return combined(hosts.faults, events);
     ASSIGN_OR_RETURN(starter_, make_local_starter());
     if (plan.has_remote())
-        starter_ = make_ssh_starter(std::move(starter_), {.ssh = spec.ssh,
-                                                          .host_stage = std::move(hosts.host_stage),
-                                                          .pipeline = name,
-                                                          .run_id = run_id_,
-                                                          .keys = keys_,
-                                                          .placement = plan.placement,
-                                                          .placement_text = std::move(placement)});
+        starter_ =
+            make_host_starter(std::move(starter_), {.remote = std::move(remote),
+                                                    .host_stage = std::move(hosts.host_stage),
+                                                    .pipeline = name,
+                                                    .run_id = run_id_,
+                                                    .keys = keys_});
     announce(plan, events);
     SupervisorOptions supervise;
     supervise.start_timeout_ms = spec.start_timeout_s * 1000;
@@ -171,6 +219,7 @@ void Session::announce(const PipelinePlan& plan, const EventLog& events) const {
 Session::~Session() {
     supervisor_.reset();  // joins its threads
     starter_.reset();     // closes the lifeline
+    allocation_.reset();  // nothing runs in it any more
     // Segments of services that had to be killed; their owners are gone.
     if (directory_ != nullptr) remove_segments(run_id_);
     directory_.reset();

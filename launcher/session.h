@@ -12,6 +12,7 @@
 #include "launcher/janitor.h"
 #include "launcher/pipeline_file.h"
 #include "launcher/run_directory.h"
+#include "launcher/slurm_allocation.h"
 #include "launcher/starter.h"
 #include "launcher/stop_signals.h"
 #include "launcher/supervisor.h"
@@ -26,11 +27,13 @@ class Session {
         std::string name;               // empty: as the file says
         bool unique_name = false;       // "<name>-<pid>": a pipeline of its own for one request
         bool forward_errors = true;
+        bool slurm = false;  // expert servers and trunk stages run in a Slurm job
         // Where the trunk stages that are started here keep saved sessions; empty: as the file
         // says.
         std::filesystem::path session_dir;
     };
-    /// Reads the file, takes the run directory, forks the janitor, plans. Starts no stage.
+    /// Reads the file, plans, takes the run directory, forks the janitor, waits for a Slurm job if
+    /// one is meant. Starts no stage.
     /// Must run while the process has one thread. `events` is borrowed.
     static Result<std::unique_ptr<Session>> open(const Options& options, const EventLog& events);
     ~Session();
@@ -46,7 +49,10 @@ class Session {
 
   private:
     Session() = default;
-    Status open_parts(const Options& options, const PipelineSpec& spec, const EventLog& events);
+    Status open_parts(const Options& options, PipelineSpec spec, const EventLog& events);
+    std::string job_name() const;  // of a Slurm job of our own
+    Status allocate(PipelineSpec* spec, std::size_t n_nodes, const EventLog& events);
+    Result<std::shared_ptr<Remote>> make_remote(const PipelineSpec& spec) const;
     void announce(const PipelinePlan& plan, const EventLog& events) const;
 
     // In the order of making; unmade backwards, the directory and its janitor last.
@@ -54,6 +60,7 @@ class Session {
     std::unique_ptr<RunDirectory> directory_;
     std::unique_ptr<Janitor> janitor_;
     StopSignals signals_;
+    std::unique_ptr<SlurmAllocation> allocation_;
     std::unique_ptr<ProcessStarter> starter_;
     RunRecord record_;
     std::shared_ptr<const transport::CurveKeys> keys_;

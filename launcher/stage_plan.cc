@@ -293,6 +293,7 @@ class Planner {
         plan->wrapped = !stage.wrap.empty();
         plan->n_wrap = stage.wrap.size();
         plan->host = stage.host;
+        if (!stage.host.empty()) plan->client = spec_.client;
         plan->terminal = stage.terminal;
         plan->settings = stage.settings;
         ASSIGN_OR_RETURN(plan->model, model_of(spec_, stage));

@@ -20,7 +20,8 @@ struct StagePlan {
     std::string endpoint;           // where it answers
     bool owned = true;              // false: it runs already, only watched
     std::vector<std::string> argv;  // wrapper included; argv[0] is an absolute path on this box
-    std::string host;               // where it is started over ssh; empty: this box
+    std::string host;               // where it is started; empty: this box
+    std::string client;             // by which program it is started there: "ssh", "srun"
     std::size_t n_wrap = 0;         // words of the wrapper in argv
     bool own_sessions = false;      // its box knows where saved sessions lie there
     std::vector<std::pair<std::string, std::string>> env;

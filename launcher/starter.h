@@ -1,6 +1,6 @@
 #pragma once
 // Starting, signalling and reaping one process. Behind an interface, because a stage of another box
-// is started over ssh (ssh_starter.h) and may one day be by a cluster manager.
+// is started over ssh or by Slurm (host_starter.h).
 
 #include <sys/types.h>
 
@@ -20,7 +20,7 @@ struct Command {
     std::vector<std::string> argv;                         // argv[0] is a path, if it runs here
     std::vector<std::pair<std::string, std::string>> env;  // on top of ours
     bool terminal = false;            // it gets our terminal instead of /dev/null and a pipe
-    std::string host = {};            // ssh destination; empty: this box
+    std::string host = {};            // where it is started; empty: this box
     std::size_t n_wrap = 0;           // words of argv in front of the program, for another box
     bool own_sessions = false;        // it is told where sessions are kept on its box
     bool with_keys = false;           // its box is handed the pipeline's keys
@@ -56,6 +56,9 @@ class ProcessStarter {
     /// The ending of a process whose `exited` is readable. What is left of its group is killed
     /// before its id becomes free. Nothing if it still runs.
     virtual std::optional<Ending> reap(Process& process) noexcept = 0;
+    /// Why nothing can be started on that host (empty: here) any more; nothing, if it can or that
+    /// is not known. For whenever a process has ended there; may take some seconds.
+    virtual std::optional<Error> lost(const std::string& /*host*/) { return std::nullopt; }
 };
 
 /// Children of this process, in our environment and the command's, with the variables of

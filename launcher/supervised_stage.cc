@@ -50,6 +50,7 @@ StageRecord SupervisedStage::record() const {
     record.name = plan.name;
     record.endpoint = plan.endpoint;
     record.host = plan.host;
+    record.client = plan.client;
     const bool waits = state == StageState::ready && !waiting_for.empty();
     record.state = std::string(waits ? to_string(StageState::waiting) : to_string(state));
     record.detail = state == StageState::loading ? detail : waits ? waiting_for : "";

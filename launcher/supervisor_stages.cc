@@ -74,7 +74,8 @@ void Supervisor::Loop::launch(SupervisedStage& stage) {
     stage.watcher->hurry();
     events_.normal(fmt::format(
         "{} started ({}pid {}{})", stage.plan.name,
-        stage.plan.host.empty() ? "" : fmt::format("on {}, ssh ", stage.plan.host),
+        stage.plan.host.empty() ? ""
+                                : fmt::format("on {}, {} ", stage.plan.host, stage.plan.client),
         stage.process.pid, stage.plan.wrapped ? ", wrapped in " + stage.plan.argv.front() : ""));
 }
 
@@ -191,6 +192,10 @@ void Supervisor::Loop::exited(SupervisedStage& stage, const Ending& ending) {
         out_of_memory_.has_grown() && ending.signalled && ending.number == SIGKILL;
     const std::string by_whom = was_out_of_memory ? out_of_memory_.explain() : "";
     reason += by_whom;
+    if (auto lost = starter_.lost(stage.plan.host)) {
+        fail(stage, *std::move(lost));
+        return;
+    }
     if (judge_exit(facts) == Verdict::give_up) {
         if (facts.recent_restarts > 0 && facts.policy != RestartPolicy::never)
             reason += fmt::format(" (after {} restarts within {} s)", facts.recent_restarts,

@@ -31,16 +31,9 @@ namespace {
 constexpr std::int64_t kProgramMs = 20000;
 constexpr std::int64_t kSshdMs = 20000;
 
-/// What /bin/sh prints for a command; `ok` is whether it ended well.
-std::string shell(const std::string& command, bool* ok) {
-    auto run = launcher::run_program({"/bin/sh", "-c", command}, Deadline::after_ms(kProgramMs));
-    *ok = run.has_value() && !run->timed_out && run->ending.exit_code() == 0;
-    return run.has_value() ? run->output : run.error().sentence();
-}
-
 void must(const std::string& command) {
     bool ok = false;
-    const std::string said = shell(command, &ok);
+    const std::string said = run_shell(command, &ok);
     REQUIRE_MESSAGE(ok, command << ": " << said);
 }
 
@@ -48,11 +41,12 @@ std::string why_not() {
     if (::geteuid() != 0) return "boxes are namespaces, and only root may make them";
     bool ok = false;
     for (const char* program : {"ip", "sshd", "ssh", "ssh-keygen", "nsenter"}) {
-        shell(std::string("PATH=$PATH:/usr/sbin:/sbin command -v ") + program, &ok);
+        run_shell(std::string("PATH=$PATH:/usr/sbin:/sbin command -v ") + program, &ok);
         if (!ok)
-            return std::string(program) + " is not installed (Debian: iproute2, openssh-server)";
+            return std::string(program) +
+                   " is not installed (./dev setup --tests: iproute2, openssh-server)";
     }
-    const std::string said = shell("unshare --net --mount --pid --fork true", &ok);
+    const std::string said = run_shell("unshare --net --mount --pid --uts --fork true", &ok);
     return ok ? "" : "namespaces cannot be made here: " + said;
 }
 
@@ -75,10 +69,11 @@ void write_text(const fs::path& file, const std::string& text) {
 
 /// Process 1 of a box: makes its mounts, starts sshd when the network is there, buries the dead.
 /// After a fork of a program with threads: only what needs no lock of theirs.
-[[noreturn]] void init_main(const char* sshd_settings, int network_ready) {
+[[noreturn]] void init_main(const std::string& name, const char* sshd_settings, int network_ready) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     ::setsid();
-    if (::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+    if (::sethostname(name.data(), name.size()) != 0 ||
+        ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
         ::mount("proc", "/proc", "proc", 0, nullptr) != 0 ||
         ::mount("shm", "/dev/shm", "tmpfs", 0, "size=256m") != 0 ||
         ::mount("run", "/run", "tmpfs", 0, "size=1m") != 0 || ::mkdir("/run/sshd", 0755) != 0)
@@ -99,7 +94,7 @@ void write_text(const fs::path& file, const std::string& text) {
 std::string within(pid_t init, const std::string& shell_command) {
     std::string quoted;
     for (char c : shell_command) quoted += c == '\'' ? "'\\''" : std::string(1, c);
-    return "nsenter -t " + std::to_string(init) + " -n -m -p -- /bin/sh -c '" + quoted + "'";
+    return "nsenter -t " + std::to_string(init) + " -n -m -p -u -- /bin/sh -c '" + quoted + "'";
 }
 
 std::vector<std::string> lines_of(const std::string& text) {
@@ -113,6 +108,12 @@ std::vector<std::string> lines_of(const std::string& text) {
 }
 
 }  // namespace
+
+std::string run_shell(const std::string& command, bool* ok) {
+    auto run = launcher::run_program({"/bin/sh", "-c", command}, Deadline::after_ms(kProgramMs));
+    *ok = run.has_value() && !run->timed_out && run->ending.exit_code() == 0;
+    return run.has_value() ? run->output : run.error().sentence();
+}
 
 bool boxes_can_be_made() {
     static const std::string why = why_not();
@@ -177,6 +178,7 @@ std::string Boxes::pipeline_keys() const {
 void Boxes::power_on(std::size_t box) {
     REQUIRE_FALSE(is_on(box));
     const std::string settings = (disk(box) / "sshd_config").string();
+    const std::string name = "box" + std::to_string(box);
     int ready[2] = {-1, -1};
     REQUIRE(::pipe2(ready, O_CLOEXEC) == 0);
     // The namespace of processes is entered by the first child; the others at once.
@@ -186,9 +188,9 @@ void Boxes::power_on(std::size_t box) {
     REQUIRE(parent >= 0);
     if (parent == 0) {
         ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-        if (::unshare(CLONE_NEWNET | CLONE_NEWNS | CLONE_NEWPID) != 0) ::_exit(1);
+        if (::unshare(CLONE_NEWNET | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWUTS) != 0) ::_exit(1);
         const pid_t init = ::fork();
-        if (init == 0) init_main(settings.c_str(), ready[0]);
+        if (init == 0) init_main(name, settings.c_str(), ready[0]);
         [[maybe_unused]] ssize_t told = ::write(back[1], &init, sizeof init);
         ::close_range(3, ~0U, 0);
         while (::waitpid(init, nullptr, 0) < 0 && errno == EINTR) {
@@ -231,7 +233,7 @@ void Boxes::power_off(std::size_t box) {
     boxes_[box] = Box();
     // The kernel takes a network down some time after its last process.
     bool ok = false;
-    shell("ip link del k3box" + std::to_string(box), &ok);
+    run_shell("ip link del k3box" + std::to_string(box), &ok);
     // What a box keeps in memory is gone with its power; its disk is not.
     for (const auto& entry : fs::directory_iterator(disk(box) / "run")) fs::remove_all(entry);
 }
@@ -239,12 +241,12 @@ void Boxes::power_off(std::size_t box) {
 std::string Boxes::run(std::size_t box, const std::string& shell_command) const {
     REQUIRE(is_on(box));
     bool ok = false;
-    return shell(within(boxes_[box].init, shell_command), &ok);
+    return run_shell(within(boxes_[box].init, shell_command), &ok);
 }
 
 std::vector<std::string> Boxes::leftovers(std::size_t box) const {
     return lines_of(run(box,
-                        "ps -eo comm,args | grep -E '^(k3|ssh -)' | grep -v grep; "
+                        "ps -eo comm,args | grep -E '^(k3|ssh -|slurmstepd)' | grep -v grep; "
                         "find " +
                             (disk(box) / "run").string() +
                             " -mindepth 1; "

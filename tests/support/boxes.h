@@ -4,7 +4,8 @@
 //   test program (its own network: bridge k3net, 10.77.0.1) --- box 0 (10.77.0.10)
 //                                                          \--- box 1 (10.77.0.11) ...
 //
-// A box is a network, process and mount namespace: an address of its own, its own /proc and
+// A box is a network, process, mount and host name namespace: an address and a name of its own
+// ("box0", "box1", ...), its own /proc and
 // /dev/shm (so stages of two boxes cannot meet in shared memory), its own sshd, and a directory of
 // the test as its disk. Whatever runs in it dies with it. The rest of the file system is this
 // machine's, so a checkpoint or program has the same path everywhere.
@@ -38,6 +39,9 @@ namespace k3::test {
 /// Whether this process may make boxes and everything they need is installed: root, namespaces,
 /// ip, sshd, ssh-keygen. Says "NOT RUN: why" once if not.
 bool boxes_can_be_made();
+
+/// What /bin/sh prints for a command here; `ok` is whether it ended well.
+std::string run_shell(const std::string& command, bool* ok);
 
 class Boxes {
   public:

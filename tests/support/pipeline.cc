@@ -247,14 +247,21 @@ fs::path write_pipeline(const World& world, const std::string& name, const fs::p
                                            model.string() + "'\n" + extra + "\n" + stages);
 }
 
+std::vector<std::string> up_words(const std::string& file, const std::vector<std::string>& flags) {
+    std::vector<std::string> words = {"up", "-c", file};
+    words.insert(words.end(), flags.begin(), flags.end());
+    return words;
+}
+
 }  // namespace
 
 Pipeline::Pipeline(World& world, const std::string& name, const fs::path& model,
-                   const std::string& stages, const std::string& extra)
+                   const std::string& stages, const std::string& extra,
+                   const std::vector<std::string>& flags)
     : world_(world),
       name_(name),
-      program_(
-          world.start({"up", "-c", write_pipeline(world, name, model, stages, extra).string()})) {
+      program_(world.start(
+          up_words(write_pipeline(world, name, model, stages, extra).string(), flags))) {
     bool ready = program_.says("' is ready after", 60000);
     REQUIRE_MESSAGE(ready, program_.err());
     gateway_ = world.record(name)->gateway;

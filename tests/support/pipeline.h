@@ -108,9 +108,10 @@ struct Answer {
 /// `k3pipe up`, ready. The destructor stops it with SIGINT and checks that it ends well.
 class Pipeline {
   public:
-    /// `stages`: the tables after [pipeline]; `extra`: further keys of [pipeline].
+    /// `stages`: the tables after [pipeline]; `extra`: further keys of [pipeline]; `flags`: of up.
     Pipeline(World& world, const std::string& name, const std::filesystem::path& model,
-             const std::string& stages, const std::string& extra = "");
+             const std::string& stages, const std::string& extra = "",
+             const std::vector<std::string>& flags = {});
     ~Pipeline();
     Pipeline(const Pipeline&) = delete;
     Pipeline& operator=(const Pipeline&) = delete;

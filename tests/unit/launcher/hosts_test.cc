@@ -12,9 +12,9 @@
 #include "common/transport/curve_keys.h"
 #include "launcher/host_protocol.h"
 #include "launcher/host_setup.h"
+#include "launcher/host_starter.h"
 #include "launcher/pipeline_file.h"
-#include "launcher/ssh_command.h"
-#include "launcher/ssh_starter.h"
+#include "launcher/ssh_remote.h"
 #include "launcher/stage_plan.h"
 #include "launcher/words.h"
 #include "tests/support/checkpoint_copy.h"
@@ -207,18 +207,19 @@ TEST_CASE(
     const std::filesystem::path got = folder.path() / "got";
     std::string text;
     while (text.size() < 1000000) text += std::to_string(text.size()) + "\n";
-    const SshOptions options = {
-        .ssh = {"/bin/sh", "-c",
-                "read head; set -- $head; head -c $3 | grep -o '@[^\"]*'; head -c $5 > " +
-                    got.string() +
-                    "; while read line; do echo $line; test \"$line\" = pulse || "
-                    "exit 7; done"},
+    const HostOptions options = {
+        .remote = make_ssh_remote(
+            {"/bin/sh", "-c",
+             "read head; set -- $head; head -c $3 | grep -o '@[^\"]*'; head -c $5 > " +
+                 got.string() +
+                 "; while read line; do echo $line; test \"$line\" = pulse || "
+                 "exit 7; done"}),
         .host_stage = {{"box", "true"}},
         .pipeline = "p",
         .run_id = 1,
         .placement = "/p/a",
         .placement_text = text};
-    const auto starter = make_ssh_starter(make_local_starter().value(), options);
+    const auto starter = make_host_starter(make_local_starter().value(), options);
     Command command;
     command.name = "experts";
     command.argv = {"k3-experts", "--share", "@/p/a#experts"};
@@ -260,7 +261,7 @@ TEST_CASE("exit codes and signals are told apart at the other end") {
         CHECK(relayed.number == ending.number);
     }
     CHECK(relayed_code(Ending{false, 200}) == 127);
-    CHECK_FALSE(relayed_ending(kSshFailed).signalled);
+    CHECK_FALSE(relayed_ending(255).signalled);
 }
 
 TEST_CASE("what ssh says becomes a sentence with a way out") {
@@ -283,13 +284,13 @@ TEST_CASE("what ssh says becomes a sentence with a way out") {
 
 TEST_CASE("a report is read between the lines of others") {
     const HostReport report = parse_report(
-        "Welcome!\nk3pipe: machine x86_64\nk3pipe: no-model /a b\nk3pipe: program\n"
+        "Welcome!\nk3pipe: machine x86_64\nk3pipe: no-model /a b\nk3pipe: program /c d\n"
         "k3pipe: library \tlibzmq.so.5 => not found\nk3pipe: library libfmt.so.9 => not found\n");
     CHECK(report.machine == "x86_64");
-    CHECK(report.has_program);
+    CHECK(report.program == "/c d");
     CHECK(report.no_models == std::vector<std::string>{"/a b"});
     REQUIRE(report.libraries.size() == 2);
     CHECK(report.libraries[0] == "libzmq.so.5 => not found");
-    CHECK_FALSE(parse_report("k3pipe: machine x86_64\n").has_program);
+    CHECK(parse_report("k3pipe: machine x86_64\n").program.empty());
     CHECK(parse_report("").machine.empty());
 }

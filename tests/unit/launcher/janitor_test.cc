@@ -37,7 +37,12 @@ std::string segment_file(std::uint64_t run_id) {
 /// Then it is killed, or ends in good order. Returns never.
 [[noreturn]] void be_a_launcher(const fs::path& base, std::uint64_t run_id, bool killed) {
     auto directory = RunDirectory::acquire(base, "a");
-    auto janitor = Janitor::start({(*directory)->path(), run_id, 200}, (*directory)->lock_fd());
+    auto janitor = Janitor::start({.run_directory = (*directory)->path(),
+                                   .run_id = run_id,
+                                   .patience_ms = 200,
+                                   .last_command = {"/bin/sh", "-c", "echo >> \"$0\"",
+                                                    (base / "taken-back").string()}},
+                                  (*directory)->lock_fd());
     auto starter = make_local_starter();
     Command deaf;
     deaf.name = "deaf";
@@ -81,5 +86,8 @@ TEST_CASE("when the launcher is gone nothing of its run is left") {
         if (reaped == 0) std::this_thread::sleep_for(std::chrono::milliseconds(10));
     CHECK(reaped == -1);  // no child left: neither the stopped process nor the janitor
     CHECK_FALSE(fs::exists(temp.path() / "a"));
+    // At once, and again when the process that hears nothing has been killed.
+    CHECK(fs::exists(temp.path() / "taken-back") == killed);
+    if (killed) CHECK(test::read_file(temp.path() / "taken-back") == "\n\n");
     CHECK_FALSE(fs::exists("/dev/shm" + segment_file(run_id)));
 }

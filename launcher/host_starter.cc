@@ -1,4 +1,4 @@
-#include "launcher/ssh_starter.h"
+#include "launcher/host_starter.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -19,33 +19,33 @@
 #include "common/base/deadline.h"
 #include "launcher/child.h"
 #include "launcher/host_protocol.h"
-#include "launcher/ssh_command.h"
 
 namespace k3::launcher {
 
 namespace {
 
-constexpr std::int64_t kPushMs = 10;  // until a pipe that was full may take more
+constexpr std::int64_t kPushMs = 10;    // until a pipe that was full may take more
+constexpr std::int64_t kObeyMs = 4000;  // from SIGKILL for a service to the end of its client
 
-class SshStarter final : public ProcessStarter {
+class HostStarter final : public ProcessStarter {
   public:
-    SshStarter(std::unique_ptr<ProcessStarter> local, SshOptions options)
+    HostStarter(std::unique_ptr<ProcessStarter> local, HostOptions options)
         : local_(std::move(local)), options_(std::move(options)), pulse_([this] { pulse(); }) {}
 
     /// Clients that still run have been given up: a box that does not react. With them the
     /// connections end, and what they ran stops by itself.
-    ~SshStarter() override {
+    ~HostStarter() override {
         {
             std::lock_guard lock(mutex_);
             stop_ = true;
         }
         wake_.notify_all();
         pulse_.join();
-        for (auto& [pid, control] : controls_) {
+        for (auto& [pid, client] : clients_) {
             ::kill(-pid, SIGKILL);
             Process process;
             process.pid = pid;
-            control.pipe.reset();
+            client.control.reset();
             while (!reap_child(process).has_value())
                 std::this_thread::sleep_for(std::chrono::milliseconds(1));
         }
@@ -73,25 +73,33 @@ class SshStarter final : public ProcessStarter {
         if (!send(pipe.write, text) || (with_keys && !send_keys(pipe.write)))
             return Error{
                 ErrorCode::io,
-                fmt::format("cannot hand {} to ssh: {}", command.name, std::strerror(errno)),
+                fmt::format("cannot hand {} to its box: {}", command.name, std::strerror(errno)),
                 "raise the limit of memory in pipes (/proc/sys/fs/pipe-user-pages-soft)"};
-        Control control;
-        control.pipe = std::move(pipe.write);
-        if (with_placement) control.unsent = options_.placement_text;
+        Client client;
+        client.control = std::move(pipe.write);
+        if (with_placement) client.unsent = options_.placement_text;
         ChildSpec child;
         child.name = command.name;
-        child.argv = ssh_command(options_.ssh, command.host, options_.host_stage.at(command.host));
+        child.argv = options_.remote->command(command.host, options_.host_stage.at(command.host));
         child.variables = environment_with({});
         child.input = pipe.read.get();
         ASSIGN_OR_RETURN(Process process, spawn_child(child));
         std::lock_guard lock(mutex_);
-        controls_[process.pid] = std::move(control);
+        clients_[process.pid] = std::move(client);
         wake_.notify_all();
         return process;
     }
 
     void signal(const Process& process, int number) noexcept override {
-        if (!tell(process.pid, fmt::format("signal {}\n", number))) local_->signal(process, number);
+        if (!tell(process.pid, fmt::format("signal {}\n", number))) {
+            local_->signal(process, number);
+        } else if (number == SIGKILL) {
+            // A box that does not react cannot obey, and not every client notices (srun waits for
+            // what Slurm thinks of the node).
+            std::lock_guard lock(mutex_);
+            std::optional<Deadline>& patience = clients_[process.pid].patience;
+            if (!patience.has_value()) patience = Deadline::after_ms(kObeyMs);
+        }
     }
 
     void resume(const Process& process) noexcept override {
@@ -103,15 +111,21 @@ class SshStarter final : public ProcessStarter {
         std::optional<Ending> ending = local_->reap(process);
         if (!ending.has_value()) return ending;
         std::lock_guard lock(mutex_);
-        if (controls_.erase(pid) == 0 || ending->signalled) return ending;
+        if (clients_.erase(pid) == 0 || ending->signalled) return ending;
         return relayed_ending(ending->number);
     }
 
+    std::optional<Error> lost(const std::string& host) override {
+        if (host.empty()) return std::nullopt;
+        return options_.remote->lost();
+    }
+
   private:
-    /// The way to a box.
-    struct Control {
-        Fd pipe;
-        std::string unsent;  // of the placement, and what was said behind it
+    /// A process here that speaks for a stage of another box.
+    struct Client {
+        Fd control;
+        std::string unsent;                // of the placement, and what was said behind it
+        std::optional<Deadline> patience;  // once its service has been told to die
     };
 
     bool uses_placement(const Command& command) const {
@@ -138,23 +152,23 @@ class SshStarter final : public ProcessStarter {
     /// lost: the link is dead then, and its ends will notice.
     bool tell(pid_t pid, const std::string& line) noexcept {
         std::lock_guard lock(mutex_);
-        auto found = controls_.find(pid);
-        if (found == controls_.end()) return false;
-        Control& control = found->second;
-        if (!control.unsent.empty())
-            control.unsent += line;
+        auto found = clients_.find(pid);
+        if (found == clients_.end()) return false;
+        Client& client = found->second;
+        if (!client.unsent.empty())
+            client.unsent += line;
         else [[maybe_unused]]
-            ssize_t sent = ::write(control.pipe.get(), line.data(), line.size());
+            ssize_t sent = ::write(client.control.get(), line.data(), line.size());
         return true;
     }
 
     /// As much as the pipe takes; true if something is left.
-    static bool push(Control& control) noexcept {
-        while (!control.unsent.empty()) {
+    static bool push(Client& client) noexcept {
+        while (!client.unsent.empty()) {
             const ssize_t sent =
-                ::write(control.pipe.get(), control.unsent.data(), control.unsent.size());
+                ::write(client.control.get(), client.unsent.data(), client.unsent.size());
             if (sent < 0 && (errno == EAGAIN || errno == EINTR)) return true;
-            control.unsent.erase(0, sent > 0 ? static_cast<std::size_t>(sent) : std::string::npos);
+            client.unsent.erase(0, sent > 0 ? static_cast<std::size_t>(sent) : std::string::npos);
         }
         return false;
     }
@@ -164,13 +178,15 @@ class SshStarter final : public ProcessStarter {
         Clock::time_point next = Clock::now();
         while (!stop_) {
             bool is_behind = false;
-            for (auto& [pid, control] : controls_) is_behind = push(control) || is_behind;
+            for (auto& [pid, client] : clients_) is_behind = push(client) || is_behind;
             const Clock::time_point now = Clock::now();
             if (now >= next) {
                 next = now + std::chrono::milliseconds(kPulseMs);
-                for (auto& [pid, control] : controls_) {
-                    if (!control.unsent.empty()) continue;
-                    [[maybe_unused]] ssize_t sent = ::write(control.pipe.get(), "pulse\n", 6);
+                for (auto& [pid, client] : clients_) {
+                    if (client.patience.has_value() && client.patience->expired())
+                        ::kill(-pid, SIGKILL);
+                    if (!client.unsent.empty()) continue;
+                    [[maybe_unused]] ssize_t sent = ::write(client.control.get(), "pulse\n", 6);
                 }
             }
             const Clock::time_point soon = now + std::chrono::milliseconds(kPushMs);
@@ -179,19 +195,19 @@ class SshStarter final : public ProcessStarter {
     }
 
     std::unique_ptr<ProcessStarter> local_;
-    SshOptions options_;
+    HostOptions options_;
     std::mutex mutex_;
     std::condition_variable wake_;
     bool stop_ = false;
-    std::map<pid_t, Control> controls_;  // of the clients that run, by their process
-    std::thread pulse_;                  // last: it uses all of the above
+    std::map<pid_t, Client> clients_;  // that run, by their process
+    std::thread pulse_;                // last: it uses all of the above
 };
 
 }  // namespace
 
-std::unique_ptr<ProcessStarter> make_ssh_starter(std::unique_ptr<ProcessStarter> local,
-                                                 SshOptions options) {
-    return std::make_unique<SshStarter>(std::move(local), std::move(options));
+std::unique_ptr<ProcessStarter> make_host_starter(std::unique_ptr<ProcessStarter> local,
+                                                  HostOptions options) {
+    return std::make_unique<HostStarter>(std::move(local), std::move(options));
 }
 
 }  // namespace k3::launcher
