@@ -53,7 +53,11 @@ def main():
         if test["result"] == "SKIP":
             reason = (test.get("stdout") or "").strip().splitlines()
             print(f"NOT RUN {test['name']}: {reason[-1] if reason else 'no reason given'}")
-        elif counts[1]:
+        elif counts[2]:
+            # Cases that a doctest program skips; why is a line of its own.
+            for reason in re.findall(r"^NOT RUN: (.*)$", test.get("stdout") or "", re.MULTILINE):
+                print(f"NOT RUN {test['name']}, {counts[2]} cases: {reason}")
+        if counts[1]:
             print(f"FAILED {test['name']} ({test['result']})")
             print(complaints(test))
     passed, failed, skipped = total

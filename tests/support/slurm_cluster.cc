@@ -28,7 +28,8 @@ std::string why_no_slurm() {
         run_shell(std::string(kPath) + "command -v " + program, &ok);
         if (!ok)
             return std::string(program) +
-                   " is not installed (./dev setup --tests: munge, slurmctld, slurmd, slurm-client)";
+                   " is not installed (./dev setup --tests: munge, slurmctld, slurmd, "
+                   "slurm-client)";
     }
     return "";
 }
@@ -45,7 +46,7 @@ std::string own_name() {
 bool slurm_can_be_run() {
     static const std::string why = why_no_slurm();
     static const bool said = [] {
-        if (!why.empty()) std::printf("NOT RUN: %s\n", why.c_str());
+        if (!why.empty() && boxes_can_be_made()) std::printf("NOT RUN: %s\n", why.c_str());
         return true;
     }();
     return said && why.empty();
@@ -64,8 +65,8 @@ SlurmCluster::SlurmCluster(const World& world, const Boxes& boxes, std::size_t n
              << "SlurmUser=root\nAuthType=auth/munge\nAuthInfo=socket=" << here << "/munge.sock\n"
              << "StateSaveLocation=" << here << "/state\nSlurmdSpoolDir=" << here << "/spool-%n\n"
              << "SlurmctldPidFile=" << here << "/slurmctld.pid\nSlurmdPidFile=" << here
-             << "/slurmd-%n.pid\nSlurmctldLogFile=" << here << "/slurmctld.log\nSlurmdLogFile="
-             << here << "/slurmd-%n.log\n"
+             << "/slurmd-%n.pid\nSlurmctldLogFile=" << here
+             << "/slurmctld.log\nSlurmdLogFile=" << here << "/slurmd-%n.log\n"
              << "ProctrackType=proctrack/linuxproc\nTaskPlugin=task/none\n"
              << "SelectType=select/cons_tres\nSelectTypeParameters=CR_Core_Memory\n"
              << "SchedulerParameters=sched_interval=1,bf_interval=1\nMpiDefault=none\n"
@@ -79,21 +80,24 @@ SlurmCluster::SlurmCluster(const World& world, const Boxes& boxes, std::size_t n
     settings.close();
     ::setenv("SLURM_CONF", (directory_ / "slurm.conf").c_str(), 1);
 
-    start_daemon(world, "munged --foreground --force --key-file=" + here + "/munge.key --socket=" +
-                            here + "/munge.sock --pid-file=" + here + "/munge.pid --log-file=" +
-                            here + "/munge.log --seed-file=" + here + "/munge.seed");
+    start_daemon(world, "munged --foreground --force --key-file=" + here +
+                            "/munge.key --socket=" + here + "/munge.sock --pid-file=" + here +
+                            "/munge.pid --log-file=" + here + "/munge.log --seed-file=" + here +
+                            "/munge.seed");
     REQUIRE_MESSAGE(wait_until("munge --no-input --socket=" + here + "/munge.sock"),
                     read_file(directory_ / "munge.log"));
     start_daemon(world, "slurmctld -D");
     for (std::size_t i = 0; i < n; ++i) {
         fs::create_directories(directory_ / ("spool-box" + std::to_string(i)));
         // Only when it has become slurmd has it left the session that ends with this shell.
-        boxes.run(i, std::string(kPath) + "setsid -f slurmd -D >/dev/null 2>&1 </dev/null; "
-                                          "until pgrep -x slurmd >/dev/null; do sleep 0.02; done");
+        boxes.run(i, std::string(kPath) +
+                         "setsid -f slurmd -D >/dev/null 2>&1 </dev/null; "
+                         "until pgrep -x slurmd >/dev/null; do sleep 0.02; done");
     }
-    const std::string idle = "test \"$(sinfo --noheader --partition=main --states=idle "
-                             "--format=%D)\" = " +
-                             std::to_string(n);
+    const std::string idle =
+        "test \"$(sinfo --noheader --partition=main --states=idle "
+        "--format=%D)\" = " +
+        std::to_string(n);
     REQUIRE_MESSAGE(wait_until(idle), run("sinfo; tail -n 20 " + here + "/*.log"));
 }
 
