@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr std::int64_t kStartMs = 60000;
+constexpr std::int64_t kStartMs = 180000;
 constexpr const char* kPath = "PATH=$PATH:/usr/sbin:/sbin ";
 
 std::string why_no_slurm() {
@@ -70,7 +70,7 @@ SlurmCluster::SlurmCluster(const World& world, const Boxes& boxes, std::size_t n
              << "ProctrackType=proctrack/linuxproc\nTaskPlugin=task/none\n"
              << "SelectType=select/cons_tres\nSelectTypeParameters=CR_Core_Memory\n"
              << "SchedulerParameters=sched_interval=1,bf_interval=1\nMpiDefault=none\n"
-             << "KillWait=3\nReturnToService=2\n"
+             << "SlurmdTimeout=30\nKillWait=3\nReturnToService=2\n"
              << "SlurmdParameters=config_overrides\n";
     for (std::size_t i = 0; i < n; ++i)
         settings << "NodeName=box" << i << " NodeAddr=" << boxes.address(i)
@@ -87,6 +87,9 @@ SlurmCluster::SlurmCluster(const World& world, const Boxes& boxes, std::size_t n
     REQUIRE_MESSAGE(wait_until("munge --no-input --socket=" + here + "/munge.sock"),
                     read_file(directory_ / "munge.log"));
     start_daemon(world, "slurmctld -D");
+    // A slurmd that does not find it is known only when slurmctld looks for its nodes again.
+    REQUIRE_MESSAGE(wait_until("scontrol ping | grep -q 'is UP'"),
+                    read_file(directory_ / "slurmctld.log"));
     for (std::size_t i = 0; i < n; ++i) {
         fs::create_directories(directory_ / ("spool-box" + std::to_string(i)));
         // Only when it has become slurmd has it left the session that ends with this shell.
