@@ -43,8 +43,12 @@ Error not_a_request(std::string_view name) {
 void ServerImpl::run() {
     while (!finish_.load()) {
         wait_for_events();
+        manager_.alive(Clock::now());
         receive_messages();
-        if (stopping_.load()) refuse_queued();
+        if (stopping_.load()) {
+            if (!std::exchange(stop_handled_, true)) manager_.stopping();
+            refuse_queued();
+        }
         collect_outgoing();
         flush_backlogs();
         if (forced_exit_at_ && Clock::now() >= *forced_exit_at_) exit_at_once(kExitFailed);

@@ -129,6 +129,7 @@ void ServerImpl::set_progress(std::uint32_t permille, std::string detail) {
     std::lock_guard lock(mutex_);
     progress_permille_ = std::min(permille, std::uint32_t{1000});
     progress_detail_ = std::move(detail);
+    manager_.loading(progress_permille_, progress_detail_);
 }
 
 void ServerImpl::set_ready(msg::Announcement announcement) {
@@ -143,12 +144,14 @@ void ServerImpl::set_ready(msg::Announcement announcement) {
     announcement_ = std::move(announcement);
     progress_permille_ = 1000;
     progress_detail_.clear();
+    manager_.ready();
 }
 
 void ServerImpl::set_failed(Error error) {
     std::lock_guard lock(mutex_);
     announcement_.state = msg::State::failed;
     progress_detail_ = error.sentence();
+    manager_.failed(progress_detail_);
     failure_ = std::move(error);
 }
 

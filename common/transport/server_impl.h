@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "common/base/fd.h"
+#include "common/base/service_manager.h"
 #include "common/transport/curve_guard.h"
 #include "common/transport/endpoint.h"
 #include "common/transport/ipc_listener.h"
@@ -138,6 +139,7 @@ class ServerImpl : public std::enable_shared_from_this<ServerImpl> {
     std::optional<Error> failure_;
     std::deque<Request> requests_;
     std::deque<Outgoing> outgoing_;
+    ServiceManager manager_ = ServiceManager::from_environment();  // alive(): connection thread
     Counts counts_;
 
     mutable std::recursive_mutex statistics_mutex_;  // held while the service's counters are read

@@ -9,6 +9,7 @@
 #include "common/base/cores.h"
 #include "common/base/log.h"
 #include "common/base/memory.h"
+#include "common/transport/arena.h"
 
 namespace k3::transport {
 
@@ -115,6 +116,9 @@ Status begin_service(ServiceOptions& options) {
     if (!options.keys.empty()) {
         ASSIGN_OR_RETURN(options.curve_keys, CurveKeys::load(options.keys));
     }
+    // A launcher does this itself. Of services that nobody or another manager starts, those of this
+    // run that were killed have left theirs.
+    if (options.lifeline_fd < 0) sweep_dead_segments(options.run());
     return keep_to_cores(options.cores);
 }
 

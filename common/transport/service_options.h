@@ -37,7 +37,8 @@ void add_service_settings(Settings& settings, ServiceOptions& options);
 std::size_t max_frame_bytes(std::int64_t max_rows) noexcept;
 
 /// To be called before anything starts a thread: log::init() with the name, run and level of the
-/// options, the keys read, and this process kept to its cores.
+/// options, the keys read, this process kept to its cores, and what killed services of its run left
+/// in shared memory removed, unless a launcher sees to that.
 /// Errors: those of CurveKeys::load() and keep_to_cores().
 Status begin_service(ServiceOptions& options);
 

@@ -174,6 +174,32 @@ TEST_CASE("a key file that others may open is refused with the command to run") 
     }
 }
 
+TEST_CASE(
+    "a key file that root has handed to a group is accepted by its members, and no other way") {
+    if (::geteuid() != 0) {
+        MESSAGE("NOT RUN: only root can hand a file to others");
+        return;
+    }
+    constexpr uid_t kSomebody = 65534;
+    Sockets folder;
+    const std::string path = write_file(folder, "k", text_of(*new_keys()), 0440);
+    REQUIRE(::chmod(folder.path("").c_str(), 0711) == 0);
+    REQUIRE(::seteuid(kSomebody) == 0);  // our group is still that of the file
+    const bool is_accepted = CurveKeys::load(path).has_value();
+    REQUIRE(::seteuid(0) == 0);
+    CHECK(is_accepted);
+    // Nor to ourselves, nor where the group may write, or everybody read.
+    CHECK(load_error(path).code == ErrorCode::invalid_argument);
+    for (const mode_t mode : {0460U, 0444U}) {
+        REQUIRE(::chmod(path.c_str(), mode) == 0);
+        REQUIRE(::seteuid(kSomebody) == 0);
+        const auto refused = CurveKeys::load(path);
+        REQUIRE(::seteuid(0) == 0);
+        REQUIRE_FALSE(refused.has_value());
+        CHECK(refused.error().remedy == "run: chmod 600 " + path);
+    }
+}
+
 TEST_CASE("what is no key file, or a damaged one, is refused without a word of its content") {
     Sockets folder;
     const std::string good = text_of(*new_keys());
