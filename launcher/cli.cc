@@ -181,6 +181,35 @@ Result<CommandLine> complete_pack(const CLI::App* verb, RawCommands& raw) {
     return CommandLine(std::move(pack));
 }
 
+Result<CommandLine> complete_render(const CLI::App* verb, RawCommands& raw) {
+    RenderCommand& render = raw.render;
+    const bool is_systemd = raw.render_kind == "systemd";
+    render.manager = is_systemd ? RenderCommand::For::systemd : RenderCommand::For::kubernetes;
+    auto meaningless = [&](const char* flag, const char* kind) {
+        return usage(fmt::format("render {}: {} is for render {}", raw.render_kind, flag, kind),
+                     "render");
+    };
+    if (is_systemd) {
+        for (const char* flag : {"--image", "--keys-secret", "--model-claim"})
+            if (verb->count(flag) > 0) return meaningless(flag, "kubernetes");
+        if (render.user_units && !render.account.empty())
+            return usage("render systemd: --user and --account exclude each other", "render");
+    } else {
+        for (const char* flag : {"--user", "--account"})
+            if (verb->count(flag) > 0) return meaningless(flag, "systemd");
+        if (render.image.empty())
+            return usage(
+                "render kubernetes: --image says which container image has k3pipe, and "
+                "is not given",
+                "render");
+    }
+    if (!render.programs.empty() && !render.programs.is_absolute())
+        return usage(fmt::format("render: --programs '{}' is not an absolute path",
+                                 render.programs.string()),
+                     "render");
+    return CommandLine(std::move(render));
+}
+
 Result<CommandLine> complete_synth(const CLI::App* verb, SynthCommand synth) {
     if (!synth.options.sparse) return CommandLine(std::move(synth));
     for (const char* flag : {"--layers", "--experts", "--vocab", "--seed"})
@@ -236,6 +265,8 @@ Result<CommandLine> parse_command_line(int argc, const char* const* argv) {
     }
     if (verb == verbs.pack) return complete_pack(verb, raw);
     if (verb == verbs.keys) return CommandLine(std::move(raw.keys));
+    if (verb == verbs.render) return complete_render(verb, raw);
+    if (verb == verbs.probe) return CommandLine(std::move(raw.probe));
     if (verb == verbs.verify) return CommandLine(std::move(raw.verify));
     if (verb == verbs.init) return CommandLine(std::move(raw.init));
     if (verb == verbs.doctor) {

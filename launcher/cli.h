@@ -137,6 +137,29 @@ struct KeysCommand {
     bool replace = false;
 };
 
+/// `k3pipe render`: files for those who have something that starts processes.
+struct RenderCommand {
+    enum class For { systemd, kubernetes };
+    For manager = For::systemd;
+    std::filesystem::path config;
+    std::string name;
+    std::filesystem::path out;       // folder; empty: to standard output
+    std::filesystem::path programs;  // folder of our programs there; empty: as the plan says
+    bool user_units = false;         // systemd: for systemctl --user
+    std::string account;             // systemd: whose processes; empty: this user's
+    std::string image;               // kubernetes, and the following
+    std::string keys_secret;         // empty: k3pipe-NAME-keys
+    std::string model_claim;         // persistent volume claim; empty: a folder of the node
+};
+
+/// `k3pipe probe`: whether one service is there.
+struct ProbeCommand {
+    std::string endpoint;
+    std::filesystem::path keys;
+    bool alive = false;  // one that still loads is fine
+    std::uint32_t wait_ms = 3000;
+};
+
 /// One stage for a launcher on another box; no verb for people.
 struct HostStageCommand {};
 
@@ -146,7 +169,7 @@ struct NothingCommand {};
 using CommandLine =
     std::variant<NothingCommand, UpCommand, RunCommand, StatusCommand, DownCommand, PlanCommand,
                  PlacementCommand, InitCommand, DoctorCommand, SynthCommand, PackCommand,
-                 VerifyCommand, KeysCommand, HostStageCommand>;
+                 VerifyCommand, KeysCommand, RenderCommand, ProbeCommand, HostStageCommand>;
 
 /// Error: invalid_argument, with the nearest verb or flag where there is one.
 Result<CommandLine> parse_command_line(int argc, const char* const* argv);

@@ -59,6 +59,17 @@ constexpr const char* kKeysAbout =
     "Written to the file that keys in [pipeline] names, otherwise to\n"
     "${XDG_CONFIG_HOME:-~/.config}/k3pipe/keys/NAME.keys. Prints its name and the fingerprint.";
 
+constexpr const char* kRenderAbout =
+    "Write a pipeline as units for systemd or as manifests for Kubernetes.\n"
+    "The services are started with the command lines that k3pipe plan prints, and limited to the\n"
+    "memory that it counts. Keys are referred to, never contained.";
+
+constexpr const char* kRenderExamples =
+    "Examples:\n"
+    "  k3pipe render systemd -c k3.toml --out /etc/systemd/system\n"
+    "  k3pipe render systemd -c k3.toml --user --out ~/.config/systemd/user\n"
+    "  k3pipe render kubernetes -c k3.toml --image registry/k3pipe:1 | kubectl apply -f -\n";
+
 constexpr const char* kVerifyAbout =
     "Compare every byte of a checkpoint or a pack with its checksums.\n"
     "A checkpoint has none of its own: --record writes a manifest of files that are known to be\n"
@@ -358,6 +369,48 @@ void add_placement(CLI::App* verb, PlacementCommand& placement) {
         ->option_text("FILE.csv");
 }
 
+void add_render(CLI::App* verb, RawCommands& raw) {
+    RenderCommand& render = raw.render;
+    verb->add_option("kind", raw.render_kind, "systemd or kubernetes")
+        ->required()
+        ->check(one_of({"systemd", "kubernetes"}))
+        ->option_text(" ");
+    verb->add_option("-c,--config", render.config, "pipeline file [the shipped demo.toml]")
+        ->option_text("FILE");
+    verb->add_option("--name", render.name, "call it so [name in the file]")->option_text("NAME");
+    verb->add_option("--out", render.out, "write files into this folder [to standard output]")
+        ->option_text("DIR");
+    verb->add_option("--programs", render.programs,
+                     "folder of k3pipe and the services there [systemd: where ours lie; "
+                     "kubernetes: PATH of the image]")
+        ->option_text("DIR");
+    verb->option_defaults()->group("systemd");
+    verb->add_flag("--user", render.user_units, "units for systemctl --user, of this user");
+    verb->add_option("--account", render.account, "user whose processes they are [this one]")
+        ->option_text("USER");
+    verb->option_defaults()->group("kubernetes");
+    verb->add_option("--image", render.image, "container image with k3pipe and the services")
+        ->option_text("IMAGE");
+    verb->add_option("--keys-secret", render.keys_secret,
+                     "secret with the key file as its entry 'keys' [k3pipe-NAME-keys]")
+        ->option_text("SECRET");
+    verb->add_option("--model-claim", render.model_claim,
+                     "persistent volume claim with the checkpoint [a folder of the node]")
+        ->option_text("CLAIM");
+}
+
+void add_probe(CLI::App* verb, ProbeCommand& probe) {
+    verb->add_option("endpoint", probe.endpoint, "ipc:///folder/name.sock or tcp://address:port")
+        ->required()
+        ->option_text(" ");
+    verb->add_flag("--alive", probe.alive, "it answers, be it still loading [it must be ready]");
+    verb->add_option("--keys", probe.keys, "key file of its pipeline, if it has one")
+        ->option_text("FILE");
+    verb->add_option("--wait-ms", probe.wait_ms, "how long it may take to answer [3000]")
+        ->option_text("MS")
+        ->check(count());
+}
+
 void add_examples(CLI::App* verb, std::string text) { verb->footer(fmt::format("\n{}", text)); }
 
 /// Of a box that reads from packs.
@@ -468,6 +521,15 @@ void declare_verbs(CLI::App& app, RawCommands& raw, Verbs* verbs) {
         ->option_text("NAME");
     verbs->keys->add_flag("--replace", raw.keys.replace,
                           "make new keys where there are some: every box needs the new ones then");
+
+    verbs->render = app.add_subcommand("render", kRenderAbout);
+    add_examples(verbs->render, kRenderExamples);
+    add_render(verbs->render, raw);
+
+    verbs->probe = app.add_subcommand(
+        "probe", "Ask one service whether it is ready: exit code 0 if it is, 5 if not.");
+    add_examples(verbs->probe, "Example: k3pipe probe tcp://127.0.0.1:5800 --keys demo.keys\n");
+    add_probe(verbs->probe, raw.probe);
 
     verbs->synth = app.add_subcommand(
         "synth", "Write a checkpoint of random weights in the released layout, for benchmarks.");

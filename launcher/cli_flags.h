@@ -26,7 +26,10 @@ struct RawCommands {
     PackCommand pack;
     VerifyCommand verify;
     KeysCommand keys;
+    RenderCommand render;
+    ProbeCommand probe;
     std::string pack_kind;
+    std::string render_kind;
     std::string pack_list;
     std::string pack_part;
     std::string effort = "off";
@@ -46,6 +49,8 @@ struct Verbs {
     CLI::App* pack;
     CLI::App* verify;
     CLI::App* keys;
+    CLI::App* render;
+    CLI::App* probe;
 };
 
 /// The whole command line, not parsed yet. `raw` must outlive it.

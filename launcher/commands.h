@@ -17,6 +17,8 @@ int synth(const SynthCommand& command);
 int pack_checkpoint(const PackCommand& command);
 int verify(const VerifyCommand& command);
 int keys(const KeysCommand& command);
+int render(const RenderCommand& command);
+int probe(const ProbeCommand& command);
 
 /// Prints "k3pipe: <sentence>" on stderr and returns the exit code of the error.
 int report(const Error& error);

@@ -35,6 +35,8 @@ struct Dispatch {
     }
     int operator()(const k3::launcher::VerifyCommand& command) const { return verify(command); }
     int operator()(const k3::launcher::KeysCommand& command) const { return keys(command); }
+    int operator()(const k3::launcher::RenderCommand& command) const { return render(command); }
+    int operator()(const k3::launcher::ProbeCommand& command) const { return probe(command); }
 };
 
 /// Started without standard descriptors (by some daemons), our first pipes would become them. What
