@@ -165,10 +165,11 @@ Result<CommandLine> complete_pack(const CLI::App* verb, RawCommands& raw) {
         if (given("--share")) return meaningless("--share", "experts");
         if (given("--list")) return meaningless("--list", "experts");
         if (given("--part") && !parse_part(raw.pack_part, &pack.part))
-            return usage(fmt::format("pack trunk: --part '{}' is not I/N with I below N and N at "
-                                     "most {}",
-                                     raw.pack_part, pack::format::kMaxParts),
-                         "pack");
+            return usage(
+                fmt::format("pack trunk: --part '{}' is not I/N with I from 0 to N-1 and N "
+                            "at most {}",
+                            raw.pack_part, pack::format::kMaxParts),
+                "pack");
         pack.kind = pack::Kind::trunk;
     } else {
         if (given("--layers")) return meaningless("--layers", "trunk");

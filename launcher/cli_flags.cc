@@ -119,6 +119,15 @@ CLI::Validator whole_number(std::uint64_t max) {
     return {check, ""};
 }
 
+CLI::Validator positive(std::uint64_t max) {
+    CLI::Validator up_to = whole_number(max);
+    auto check = [up_to, max](std::string& text) -> std::string {
+        if (up_to(text).empty() && std::strtoull(text.c_str(), nullptr, 10) > 0) return "";
+        return fmt::format("'{}' is not a whole number from 1 to {}", text, max);
+    };
+    return {check, ""};
+}
+
 CLI::Validator any_number() {
     auto check = [](std::string& text) -> std::string {
         float number = 0;
@@ -336,10 +345,10 @@ void add_simulation(CLI::App* verb, PlanCommand& plan) {
         ->option_text("TRACE.csv");
     verb->add_option("--rows", plan.rows, "positions of the trace in each step [1]")
         ->option_text("N")
-        ->check(count());
+        ->check(positive(65536));
     verb->add_option("--boxes", plan.boxes, "compare up to so many equal boxes [16]")
         ->option_text("N")
-        ->check(whole_number(64));
+        ->check(positive(64));
     verb->add_option(
             "--link-rate", plan.link_rate,
             "bytes per second of a box's link, where its table has no link_rate [no limit]")
@@ -358,7 +367,7 @@ void add_placement(CLI::App* verb, PlacementCommand& placement) {
         ->option_text("FILE");
     verb->add_option("--replicas", placement.replicas, "servers that hold an expert [1]")
         ->option_text("R")
-        ->check(whole_number(64));
+        ->check(positive(64));
     verb->add_option("--replicated", placement.replicated,
                      "with --trace: only this part of each layer's experts, those used most [1]")
         ->option_text("PART")

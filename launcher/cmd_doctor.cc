@@ -13,6 +13,7 @@
 #include "launcher/plan_model.h"
 #include "launcher/preset.h"
 #include "launcher/run_directory.h"
+#include "launcher/settings_check.h"
 
 namespace k3::launcher {
 
@@ -127,6 +128,10 @@ Status examine_file(const std::filesystem::path& file, const AvailableMemory& av
     RETURN_IF_ERROR(resolve_addresses(&spec));
     ASSIGN_OR_RETURN(const PipelinePlan whole,
                      make_plan(spec, run_base(spec.run_dir) / spec.name, 0));
+    if (const Status settings = check_settings(whole); settings.has_value())
+        report.add(Diagnosis{Grade::fine, "settings", "every service accepts its own", "", {}});
+    else
+        report.add("settings", settings.error());
     const PipelinePlan plan = whole.on_this_box();
     Models opened;
     for (const StagePlan& stage : plan.stages) {

@@ -19,6 +19,7 @@
 #include "launcher/plan_simulation.h"
 #include "launcher/plan_time.h"
 #include "launcher/run_directory.h"
+#include "launcher/settings_check.h"
 #include "launcher/speed.h"
 #include "launcher/stage_cores.h"
 #include "launcher/stage_plan.h"
@@ -110,7 +111,8 @@ bool same_config(const Models& models) {
 }
 
 Status print_time(const PlanCommand& command, const PipelinePlan& plan, const StageWeights& weights,
-                  const PipelineMemory& memory, const Speed& memory_speed) {
+                  const PipelineMemory& memory, const Speed& memory_speed,
+                  const experts::RoutingTrace& trace) {
     const model::Model& model = weights.models.begin()->second;
     const TokenReads reads = token_reads(model.config, memory);
     const bool is_simulated = !command.simulate.empty();
@@ -122,7 +124,7 @@ Status print_time(const PlanCommand& command, const PipelinePlan& plan, const St
     fmt::print("\n{}", time_table(reads, memory_speed, disk));
     if (!is_simulated) return Status::ok();
     ASSIGN_OR_RETURN(const std::string tables,
-                     simulation_tables(command, plan, model, memory, {memory_speed, disk}));
+                     simulation_tables(command, plan, model, memory, {memory_speed, disk}, trace));
     fmt::print("\n{}", tables);
     return Status::ok();
 }
@@ -131,10 +133,15 @@ Status print_plan(const PlanCommand& command) {
     ASSIGN_OR_RETURN(std::filesystem::path config, config_or_default(command.config));
     ASSIGN_OR_RETURN(PipelineSpec spec, load_pipeline(config));
     if (!command.name.empty()) spec.name = command.name;
+    experts::RoutingTrace trace;  // first: what cannot be simulated need not be planned
+    if (!command.simulate.empty()) {
+        ASSIGN_OR_RETURN(trace, experts::read_trace(command.simulate));
+    }
     std::filesystem::path base = run_base(command.run_dir.empty() ? spec.run_dir : command.run_dir);
     RETURN_IF_ERROR(resolve_addresses(&spec));
     // Run id 0: a process started by hand belongs to no run.
     ASSIGN_OR_RETURN(const PipelinePlan plan, make_plan(spec, base / spec.name, 0));
+    RETURN_IF_ERROR(check_settings(plan));
     const MachineCores machine = machine_cores();
     // First, while nothing else is in memory: its buffers and the index are not there together.
     const Speed speed = command.memory_rate > 0
@@ -158,11 +165,11 @@ Status print_plan(const PlanCommand& command) {
         return Status::ok();
     }
     if (same_config(weights.models)) {
-        if (!plan.has_remote()) return print_time(command, plan, weights, memory, speed);
+        if (!plan.has_remote()) return print_time(command, plan, weights, memory, speed, trace);
         ASSIGN_OR_RETURN(const PipelineMemory everywhere,
                          plan_memory(plan.as_if_here(weights.models.begin()->first), weights,
                                      machine, available.bytes));
-        return print_time(command, plan, weights, everywhere, speed);
+        return print_time(command, plan, weights, everywhere, speed, trace);
     }
     if (command.simulate.empty()) return Status::ok();
     return Error{ErrorCode::invalid_argument,

@@ -68,10 +68,23 @@ std::string duration_text(std::int64_t seconds) {
     return fmt::format("{} h", seconds / 3600);
 }
 
-void print_stage(const StageRecord& stage, const std::optional<Live>& live) {
+/// A stage whose process has ended is what its launcher makes of it, whoever answers at its
+/// endpoint.
+bool is_between_processes(const StageRecord& stage) {
+    return stage.owned && stage.host.empty() && stage.pid <= 0;
+}
+
+/// In words for people.
+std::string state_of(const StageRecord& stage) {
+    if (stage.state == "backing off") return "restarting";
+    return is_between_processes(stage) && stage.state == "ready" ? "stopped" : stage.state;
+}
+
+void print_stage(const StageRecord& stage, std::optional<Live> live) {
+    if (is_between_processes(stage)) live.reset();
     std::string state =
-        live.has_value() ? std::string(msg::to_string(live->pong.state)) : stage.state;
-    if (!live.has_value() && stage.state == "ready") state = "no answer";
+        live.has_value() ? std::string(msg::to_string(live->pong.state)) : state_of(stage);
+    if (!live.has_value() && state == "ready") state = "no answer";
     if (live.has_value() && live->pong.state == msg::State::loading)
         state = fmt::format("loading {} %", live->pong.progress_permille / 10);
     const std::string waiting_for = live.has_value() ? live->pong.waiting_for : "";
@@ -91,25 +104,57 @@ void print_stage(const StageRecord& stage, const std::optional<Live>& live) {
     if (!waiting_for.empty()) fmt::print("  {:<14} waits for {}\n", "", waiting_for);
 }
 
-void print_run(const RunRecord& run) {
+/// Whether the key file is not what the pipeline was started with: it answers nobody who reads it
+/// now.
+bool has_other_keys(const RunRecord& run, const Keys& keys) {
+    return keys != nullptr && !run.keys_fingerprint.empty() &&
+           keys->fingerprint() != run.keys_fingerprint;
+}
+
+std::vector<std::optional<Live>> ask_all(const RunRecord& run, const Keys& keys) {
+    std::vector<std::optional<Live>> lives;
+    for (const StageRecord& stage : run.stages) lives.push_back(ask(stage, keys));
+    return lives;
+}
+
+/// The record once all stages were asked: one that was being restarted may have a process by now.
+RunRecord record_now(const std::filesystem::path& base, const RunRecord& run) {
+    auto found = find_run(base, run.name);
+    const bool is_same = found.has_value() && found->has_value() &&
+                         (*found)->record.run_id == run.run_id &&
+                         (*found)->record.stages.size() == run.stages.size();
+    return is_same ? std::move((*found)->record) : run;
+}
+
+void print_run(const std::filesystem::path& base, const RunRecord& run) {
     std::int64_t age = std::time(nullptr) - run.started_unix_s;
     fmt::print("{}: {}, pid {}, up {}, {}\n", run.name, run.state, run.pid, duration_text(age),
                run.file);
     fmt::print("  {:<14} {:<12} {:>8} {:>8} {:>11} {:>6}  {}\n", "stage", "state", "pid",
                "restarts", "memory", "queue", "endpoint");
     const Keys keys = keys_of(run);
-    for (const StageRecord& stage : run.stages) print_stage(stage, ask(stage, keys));
+    if (has_other_keys(run, keys))
+        fmt::print(
+            "  {} has been replaced since the start ({} then, {} now): stop the pipeline and "
+            "start it again\n",
+            run.keys, run.keys_fingerprint, keys->fingerprint());
+    const auto lives = ask_all(run, keys);
+    const RunRecord now = record_now(base, run);
+    for (std::size_t i = 0; i < now.stages.size(); ++i) print_stage(now.stages[i], lives[i]);
 }
 
-json to_json(const RunRecord& run) {
+json to_json(const std::filesystem::path& base, const RunRecord& run) {
     json stages = json::array();
     const Keys keys = keys_of(run);
-    for (const StageRecord& stage : run.stages) {
+    const auto lives = ask_all(run, keys);
+    const RunRecord now = record_now(base, run);
+    for (std::size_t i = 0; i < now.stages.size(); ++i) {
+        const StageRecord& stage = now.stages[i];
         json item = {
-            {"name", stage.name},         {"kind", stage.kind},   {"state", stage.state},
+            {"name", stage.name},         {"kind", stage.kind},   {"state", state_of(stage)},
             {"pid", stage.pid},           {"owned", stage.owned}, {"restarts", stage.restarts},
             {"endpoint", stage.endpoint}, {"host", stage.host},   {"answers", false}};
-        if (auto live = ask(stage, keys)) {
+        if (const auto& live = lives[i]; live && !is_between_processes(stage)) {
             item["answers"] = true;
             item["state"] = std::string(msg::to_string(live->pong.state));
             if (!live->pong.waiting_for.empty()) {
@@ -128,10 +173,15 @@ json to_json(const RunRecord& run) {
         }
         stages.push_back(std::move(item));
     }
-    return {{"name", run.name},       {"state", run.state},
-            {"pid", run.pid},         {"run_id", run.run_id},
-            {"file", run.file},       {"started_unix_s", run.started_unix_s},
-            {"gateway", run.gateway}, {"stages", std::move(stages)}};
+    return {{"name", run.name},
+            {"state", run.state},
+            {"pid", run.pid},
+            {"run_id", run.run_id},
+            {"file", run.file},
+            {"started_unix_s", run.started_unix_s},
+            {"gateway", run.gateway},
+            {"keys_replaced", has_other_keys(run, keys)},
+            {"stages", std::move(stages)}};
 }
 
 }  // namespace
@@ -159,9 +209,9 @@ int status(const StatusCommand& command) {
     for (const FoundRun& run : runs) {
         ready = ready && run.record.state == "ready";
         if (command.json)
-            list.push_back(to_json(run.record));
+            list.push_back(to_json(base, run.record));
         else
-            print_run(run.record);
+            print_run(base, run.record);
     }
     if (command.json) fmt::print("{}\n", list.dump(2, ' ', false, json::error_handler_t::replace));
     return ready ? kExitOk : kExitUnavailable;

@@ -56,7 +56,12 @@ int up(const UpCommand& command) {
     options.run_dir = command.run_dir;
     options.slurm = command.slurm;
     auto session = Session::open(options, events);
-    if (!session.has_value()) return report(session.error());
+    if (!session.has_value()) {
+        // Asked to stop while the other boxes were being asked: that is done.
+        if (session.error().code != ErrorCode::cancelled) return report(session.error());
+        events.normal("stopped before anything was started");
+        return kExitOk;
+    }
     Outcome outcome = (*session)->supervisor().run();
     session->reset();
     if (!outcome.status.has_value()) return report(outcome.status.error());

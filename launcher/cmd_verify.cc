@@ -6,6 +6,7 @@
 #include <system_error>
 
 #include "common/base/settings.h"
+#include "common/storage/file.h"
 #include "launcher/commands.h"
 #include "launcher/progress_line.h"
 #include "launcher/verification.h"
@@ -16,6 +17,8 @@ namespace {
 
 Result<Verified> verify_path(const VerifyCommand& command, const VerifyOptions& options) {
     std::error_code ignored;
+    if (!std::filesystem::exists(command.path, ignored) && !ignored)
+        RETURN_IF_ERROR(storage::check_checkpoint_directory(command.path));
     const bool is_directory = std::filesystem::is_directory(command.path, ignored);
     if (!is_directory && (command.record || !command.sha256.empty()))
         return Error{ErrorCode::invalid_argument,

@@ -17,6 +17,7 @@
 #include "common/base/settings.h"
 #include "common/kernels/isa.h"
 #include "common/kernels/kernel_table.h"
+#include "common/model/config.h"
 #include "common/pack/holdings.h"
 #include "common/storage/direct_file.h"
 #include "common/storage/file.h"
@@ -176,6 +177,9 @@ std::vector<Diagnosis> examine_machine(const fs::path& root) {
 }
 
 std::vector<Diagnosis> examine_shards(const fs::path& directory) {
+    if (const Status found = model::check_model_directory(directory); !found.has_value())
+        return {{Grade::failure, "checkpoint", found.error().message, found.error().remedy,
+                 found.error().code}};
     std::vector<Diagnosis> findings;
     std::map<std::uint32_t, std::set<std::uint32_t>> present;  // numbers by total
     std::error_code failure;

@@ -14,6 +14,7 @@
 #include <thread>
 #include <utility>
 
+#include "common/base/settings.h"
 #include "common/pack/format.h"
 #include "launcher/digest_job.h"
 #include "launcher/endpoint_probe.h"
@@ -151,8 +152,16 @@ std::string check_script(const HostSpec& host, const Shipment& shipment,
         script += fmt::format("test -r {} || echo {}\n", config,
                               shell_line({fmt::format("{}no-model {}", kMark, model)}));
     }
+    if (!host.binary.empty())
+        script += fmt::format("test -x \"$p\" || {{ test -e {0} && echo '{1}not-executable'; }}\n",
+                              shell_line({host.binary}), kMark);
+    script += "test -x \"$p\" || exit 0\n";
+    if (!host.binary.empty())
+        script += fmt::format(
+            "echo \"{}version $(timeout 5 \"$p\" --version 2>/dev/null </dev/null | head -n 1)\"\n",
+            kMark);
     script += fmt::format(
-        "test -x \"$p\" || exit 0\necho \"{0}program $p\"\nd=$(dirname \"$p\")\n"
+        "echo \"{0}program $p\"\nd=$(dirname \"$p\")\n"
         "ldd \"$p\" \"$d\"/k3-* 2>&1 | grep 'not found' | sort -u | sed 's/^/{0}library /'\n",
         kMark);
     // Its age is the time since it was used (ship_script()).
@@ -227,13 +236,30 @@ class HostTask {
             ASSIGN_OR_RETURN(report, check());
         }
         program_ = report.program;
-        if (report.libraries.empty()) return Status::ok();
+        if (report.libraries.empty())
+            return host_.binary.empty() ? Status::ok() : check_version(report);
         report.libraries.resize(std::min(report.libraries.size(), kShownLibraries));
         return Error{ErrorCode::incompatible,
                      fmt::format("host {} lacks what our programs need: {}", host_.name,
                                  fmt::join(report.libraries, ", ")),
                      "install the packages of these libraries there, or a k3pipe of its own that "
                      "binary in [hosts] names"};
+    }
+
+    /// One exit code for everything that can be wrong with it.
+    Error wrong_binary(std::string_view why) const {
+        return {
+            ErrorCode::invalid_argument,
+            fmt::format("host {}: binary {} {}", host_.name, host_.binary, why),
+            fmt::format("correct binary in [hosts.\"{}\"], or leave it out: ours is copied then",
+                        host_.name)};
+    }
+
+    Status check_version(const HostReport& report) const {
+        const std::string ours = fmt::format("k3pipe {}", version());
+        if (report.version == ours) return Status::ok();
+        if (!report.version.starts_with("k3pipe ")) return wrong_binary("is no k3pipe");
+        return wrong_binary(fmt::format("is {}, and this one {}", report.version, ours));
     }
 
     /// A connection from here is what its callers will make: what it meets now is another's.
@@ -249,9 +275,7 @@ class HostTask {
 
     Status ship(const HostReport& report) {
         if (!host_.binary.empty())
-            return Error{ErrorCode::not_found,
-                         fmt::format("host {} has no program {}", host_.name, host_.binary),
-                         "correct binary in [hosts], or leave it out: ours is copied then"};
+            return wrong_binary(report.is_not_executable ? "cannot be executed" : "does not exist");
         utsname here = {};
         ::uname(&here);
         if (report.machine != here.machine)
@@ -334,6 +358,8 @@ HostReport parse_report(const std::string& output) {
         while (value.starts_with('\t') || value.starts_with(' ')) value.remove_prefix(1);
         if (what == "machine") report.machine = value;
         if (what == "program") report.program = value;
+        if (what == "not-executable") report.is_not_executable = true;
+        if (what == "version") report.version = value;
         if (what == "library") report.libraries.emplace_back(value);
         if (what == "no-model") report.no_models.emplace_back(value);
     }

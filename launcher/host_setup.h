@@ -38,6 +38,8 @@ Error combined(const std::vector<Error>& faults, const EventLog& events);
 struct HostReport {
     std::string machine;                 // uname -m
     std::string program;                 // its k3pipe, a path; empty: there is none
+    bool is_not_executable = false;      // binary of [hosts] is there, but no program
+    std::string version;                 // what it says of itself: "k3pipe 0.1.0"
     std::vector<std::string> libraries;  // lines of ldd that say "not found"
     std::vector<std::string> no_models;  // directories without a config.json
 };

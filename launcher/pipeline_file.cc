@@ -207,6 +207,18 @@ Status read_hosts(const toml::table& root, PipelineSpec* spec) {
             spec->hosts.push_back(std::move(host));
         }
     }
+    std::vector<std::string> used;
+    for (const StageSpec& stage : spec->stages)
+        if (!stage.host.empty()) used.push_back(stage.host);
+    for (const HostSpec& host : spec->hosts)
+        if (std::find(used.begin(), used.end(), host.name) == used.end())
+            return Error{ErrorCode::invalid_argument,
+                         fmt::format("{}:{}: no stage has host = '{}'", spec->file.string(),
+                                     host.line, host.name),
+                         suggestion(host.name, used,
+                                    used.empty() ? "give a stage that host, or remove the table"
+                                                 : fmt::format("hosts of stages: {}",
+                                                               fmt::join(used, ", ")))};
     for (const StageSpec& stage : spec->stages)
         if (!stage.host.empty() && spec->host_of(stage) == nullptr)
             spec->hosts.emplace_back().name = stage.host;

@@ -35,15 +35,20 @@ std::string setting_or(const StagePlan& stage, std::string_view name, std::strin
 class BoxSimulator {
   public:
     BoxSimulator(const PlanCommand& command, const PipelinePlan& plan, const model::Model& model,
-                 const PipelineMemory& memory, const SimulatedSpeeds& speeds)
-        : command_(command), plan_(plan), model_(model), memory_(memory), speeds_(speeds) {}
+                 const PipelineMemory& memory, const SimulatedSpeeds& speeds,
+                 const experts::RoutingTrace& trace)
+        : command_(command),
+          plan_(plan),
+          model_(model),
+          memory_(memory),
+          speeds_(speeds),
+          trace_(trace) {}
 
     Result<std::string> run() {
-        ASSIGN_OR_RETURN(trace_, experts::read_trace(command_.simulate));
         ASSIGN_OR_RETURN(trunk_s_, trunk_seconds());
         RETURN_IF_ERROR(look_at_trunk_links());
         SimulationOptions options;
-        options.rows_per_step = std::max<std::uint32_t>(command_.rows, 1);
+        options.rows_per_step = command_.rows;
         for (const StagePlan& stage : plan_.stages) {
             if (stage.kind != ServiceKind::experts) continue;
             ASSIGN_OR_RETURN(SimulatedBox box, box_of(stage));
@@ -203,7 +208,7 @@ class BoxSimulator {
         add("  {:<20}{:>12}{:>12}{:>16}{:>16}\n", "", "1 replica", "2 replicas", "1 replica",
             "2 replicas");
         for (const std::uint32_t n : kBoxCounts) {
-            if (n > std::max<std::uint32_t>(command_.boxes, 1)) break;
+            if (n > command_.boxes) break;
             std::string seconds;
             std::string imbalance;
             for (const std::uint32_t replicas : {1U, 2U}) {
@@ -241,7 +246,7 @@ class BoxSimulator {
         double round_trip_s = 0;  // 0: on the gateway's box
         double row_s = 0;
     };
-    experts::RoutingTrace trace_;
+    const experts::RoutingTrace& trace_;
     std::vector<std::string> names_;
     std::vector<TrunkLink> trunk_links_;
     double trunk_s_ = 0;
@@ -258,8 +263,9 @@ bool needs_disk_rate(const PipelinePlan& plan) {
 
 Result<std::string> simulation_tables(const PlanCommand& command, const PipelinePlan& plan,
                                       const model::Model& model, const PipelineMemory& memory,
-                                      const SimulatedSpeeds& speeds) {
-    return BoxSimulator(command, plan, model, memory, speeds).run();
+                                      const SimulatedSpeeds& speeds,
+                                      const experts::RoutingTrace& trace) {
+    return BoxSimulator(command, plan, model, memory, speeds, trace).run();
 }
 
 }  // namespace k3::launcher

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "common/base/result.h"
+#include "common/experts/trace_replay.h"
 #include "launcher/cli.h"
 #include "launcher/plan_memory.h"
 #include "launcher/speed.h"
@@ -25,9 +26,10 @@ bool needs_disk_rate(const PipelinePlan& plan);
 /// takes longer, of the experts, and of the links to trunk stages of other boxes; what the trunk
 /// computes while experts work is counted in full. `memory` is that of all stages.
 /// Errors: invalid_argument (a share of an attached server that nobody knows, a rate that is
-/// neither given nor measured), those of read_trace, read_share and simulate.
+/// neither given nor measured), those of read_share and simulate.
 Result<std::string> simulation_tables(const PlanCommand& command, const PipelinePlan& plan,
                                       const model::Model& model, const PipelineMemory& memory,
-                                      const SimulatedSpeeds& speeds);
+                                      const SimulatedSpeeds& speeds,
+                                      const experts::RoutingTrace& trace);
 
 }  // namespace k3::launcher

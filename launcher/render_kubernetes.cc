@@ -17,6 +17,7 @@
 #include "common/base/cores.h"
 #include "common/transport/endpoint.h"
 #include "launcher/pipeline_keys.h"
+#include "launcher/pod_groups.h"
 #include "launcher/render.h"
 #include "launcher/stage_weights.h"
 #include "launcher/yaml.h"
@@ -46,22 +47,6 @@ std::int64_t port_of(const PipelineSpec& spec, ServiceKind kind) {
     return spec.port_base + (std::ranges::find(kOrder, kind) - kOrder.begin());
 }
 
-/// "demo_1" -> "demo-1": letters of host names.
-std::string dns_name(std::string_view name) {
-    std::string out;
-    for (char c : name) out += c == '_' ? '-' : static_cast<char>(std::tolower(c));
-    while (!out.empty() && out.back() == '-') out.pop_back();
-    return out;
-}
-
-/// Pods of one stateful set: stages [first, first + n) of the pipeline.
-struct Group {
-    std::string name;                 // of the set and of its service
-    std::vector<std::size_t> stages;  // of a set of several: one in each pod; else all in its pod
-    bool is_numbered = false;         // the former
-    std::size_t first_ordinal = 0;
-};
-
 class KubernetesRenderer {
   public:
     KubernetesRenderer(const RenderCommand& command, PipelineSpec spec)
@@ -70,14 +55,15 @@ class KubernetesRenderer {
     Result<std::vector<RenderedFile>> run() {
         RETURN_IF_ERROR(check());
         ASSIGN_OR_RETURN(budgets_, stage_budgets(spec_));
-        make_groups();
+        groups_ = make_pod_groups(spec_);
+        for (PodGroup& group : groups_) group.name = object(group.name);
         RETURN_IF_ERROR(check_names());
         ASSIGN_OR_RETURN(plan_, make_plan(as_pods(), "/run/k3pipe", 0));
         for (StagePlan& stage : plan_.stages) complete(stage);
         std::vector<RenderedFile> files;
         ASSIGN_OR_RETURN(Json config, config_map());
         add(std::move(config), &files);
-        for (const Group& group : groups_) {
+        for (const PodGroup& group : groups_) {
             add(headless_service(group), &files);
             add(stateful_set(group), &files);
         }
@@ -124,7 +110,7 @@ class KubernetesRenderer {
 
     Status check_names() const {
         std::set<std::string> names;
-        for (const Group& group : groups_) {
+        for (const PodGroup& group : groups_) {
             if (group.name.size() > kMaxName)
                 return Error{
                     ErrorCode::invalid_argument,
@@ -141,105 +127,16 @@ class KubernetesRenderer {
         return Status::ok();
     }
 
-    // ---- which stage is in which pod -----------------------------------------------------------
-
     std::string object(std::string_view name) const {
         return fmt::format("k3pipe-{}{}{}", dns_name(spec_.name), name.empty() ? "" : "-",
                            dns_name(name));
     }
 
-    /// "experts-" of the server "experts-3" with number 3; nothing for another name.
-    static std::optional<std::string> stem(const StageSpec& stage, std::size_t number) {
-        const std::string tail = std::to_string(number);
-        if (!stage.name.ends_with("-" + tail)) return std::nullopt;
-        return stage.name.substr(0, stage.name.size() - tail.size());
-    }
-
-    /// A setting with the server's number written as a variable, for the pod to fill in.
-    static std::string numbered(std::string_view setting, const std::string& value,
-                                const std::string& name, std::size_t number) {
-        if (setting != "share") return value;
-        const std::string striped = std::to_string(number) + "/";
-        if (value.starts_with(striped))
-            return fmt::format("$({})/{}", kIndex, value.substr(striped.size()));
-        if (value.starts_with('@') && value.ends_with("#" + name))
-            return value.substr(0, value.size() - std::to_string(number).size()) +
-                   fmt::format("$({})", kIndex);
-        return value;
-    }
-
-    /// Whether two servers differ in nothing but their number.
-    static bool are_alike(const StageSpec& a, std::size_t a_number, const StageSpec& b,
-                          std::size_t b_number) {
-        if (!stem(a, a_number) || stem(a, a_number) != stem(b, b_number)) return false;
-        if (a.binary != b.binary || a.wrap != b.wrap || a.model != b.model || a.env != b.env ||
-            a.settings.size() != b.settings.size())
-            return false;
-        for (std::size_t i = 0; i < a.settings.size(); ++i) {
-            const ServiceSetting& x = a.settings[i];
-            const ServiceSetting& y = b.settings[i];
-            if (x.name != y.name || x.values.size() != y.values.size()) return false;
-            for (std::size_t v = 0; v < x.values.size(); ++v)
-                if (numbered(x.name, x.values[v], a.name, a_number) !=
-                    numbered(y.name, y.values[v], b.name, b_number))
-                    return false;
-        }
-        return true;
-    }
-
-    /// Alike expert servers that follow one another share a set; each trunk stage has its own, and
-    /// the last one, which makes the logits, shares its pod with those who use them.
-    void make_groups() {
-        Group front;
-        std::size_t number = 0;
-        std::size_t last = 0;
-        for (std::size_t i = 0; i < spec_.stages.size(); ++i) {
-            const StageSpec& stage = spec_.stages[i];
-            const bool is_expert = stage.kind == ServiceKind::experts;
-            const std::size_t own = is_expert ? number++ : 0;
-            if (stage.attached()) continue;
-            if (is_expert && !groups_.empty() && groups_.back().is_numbered && last + 1 == own &&
-                are_alike(spec_.stages[groups_.back().stages.back()], last, stage, own)) {
-                groups_.back().stages.push_back(i);
-                last = own;
-            } else if (is_expert) {
-                const auto its_stem = stem(stage, own);
-                groups_.push_back({object(stage.name), {i}, its_stem.has_value(), own});
-                last = own;
-            } else if (stage.kind == ServiceKind::trunk && !is_last_trunk(i)) {
-                groups_.push_back({object(stage.name), {i}, false, 0});
-            } else {
-                front.stages.push_back(i);
-            }
-        }
-        for (Group& group : groups_) {
-            if (group.stages.size() > 1) {
-                const StageSpec& first = spec_.stages[group.stages.front()];
-                const std::string name = *stem(first, group.first_ordinal);
-                const bool from_start = group.first_ordinal == 0;
-                group.name =
-                    object(from_start ? name.substr(0, name.size() - 1)
-                                      : fmt::format("{}from-{}", name, group.first_ordinal));
-            } else {
-                group.is_numbered = false;
-                group.first_ordinal = 0;
-            }
-        }
-        front.name = object("gateway");
-        groups_.push_back(std::move(front));
-    }
-
-    bool is_last_trunk(std::size_t i) const {
-        return std::none_of(
-            spec_.stages.begin() + static_cast<std::ptrdiff_t>(i) + 1, spec_.stages.end(),
-            [](const StageSpec& stage) { return stage.kind == ServiceKind::trunk; });
-    }
-
-    const Group& front() const { return groups_.back(); }
+    const PodGroup& front() const { return groups_.back(); }
 
     // ---- the plan, with a pod as the host of its stages ----------------------------------------
 
-    static std::string pod_address(const Group& group, std::size_t place) {
+    static std::string pod_address(const PodGroup& group, std::size_t place) {
         const std::size_t ordinal = group.is_numbered ? group.first_ordinal + place : 0;
         return fmt::format("{0}-{1}.{0}", group.name, ordinal);
     }
@@ -250,7 +147,7 @@ class KubernetesRenderer {
         std::error_code code;
         if (!spec_.insecure || fs::exists(key_file_of(spec_), code))
             pods.keys = fs::path(kKeysFolder) / kKeysFile;
-        for (const Group& group : groups_)
+        for (const PodGroup& group : groups_)
             for (std::size_t place = 0; place < group.stages.size(); ++place) {
                 StageSpec& stage = pods.stages[group.stages[place]];
                 stage.host = pod_address(group, place);
@@ -342,7 +239,7 @@ class KubernetesRenderer {
         return {{"name", name}, {"port", number}, {"targetPort", number}};
     }
 
-    Json headless_service(const Group& group) const {
+    Json headless_service(const PodGroup& group) const {
         Json service = object_of("v1", "Service", group.name, part_of(group));
         // Callers look a stage up before it is ready, and wait for it themselves.
         service["spec"] = {{"clusterIP", "None"},
@@ -363,11 +260,11 @@ class KubernetesRenderer {
         return service;
     }
 
-    std::string part_of(const Group& group) const {
+    std::string part_of(const PodGroup& group) const {
         return group.name.substr(object("").size() + 1);
     }
 
-    Json stateful_set(const Group& group) const {
+    Json stateful_set(const PodGroup& group) const {
         std::vector<const StagePlan*> members;
         for (std::size_t i : group.stages) members.push_back(&plan_.stages[i]);
         if (group.is_numbered) members.resize(1);  // the others are like it
@@ -405,7 +302,7 @@ class KubernetesRenderer {
     }
 
     /// Two servers of a pipeline on one node share its disk, so rather not.
-    Json spread(const Group& group) const {
+    Json spread(const PodGroup& group) const {
         return {{"maxSkew", 1},
                 {"topologyKey", "kubernetes.io/hostname"},
                 {"whenUnsatisfiable", "ScheduleAnyway"},
@@ -431,16 +328,16 @@ class KubernetesRenderer {
         return out;
     }
 
-    Json words(const Group& group, const StagePlan& stage) const {
+    Json words(const PodGroup& group, const StagePlan& stage) const {
         Json words = Json::array();
+        const std::string variable = fmt::format("$({})", kIndex);
         const std::size_t number = group.first_ordinal;  // of the member that stands for all
         for (std::size_t i = 0; i < stage.argv.size(); ++i) {
             std::string word = escaped(stage.argv[i]);
             if (group.is_numbered && i > 0 && stage.argv[i - 1] == "--share")
-                word = numbered("share", word, stage.name, number);
+                word = numbered_share(word, stage.name, number, variable);
             if (group.is_numbered && i > 0 && stage.argv[i - 1] == "--name")
-                word = fmt::format(
-                    "{}$({})", word.substr(0, word.size() - std::to_string(number).size()), kIndex);
+                word.replace(word.rfind('-') + 1, std::string::npos, variable);
             words.push_back(std::move(word));
         }
         return words;
@@ -559,7 +456,7 @@ class KubernetesRenderer {
         return resources;
     }
 
-    Json container(const Group& group, const StagePlan& stage, Volumes* volumes) const {
+    Json container(const PodGroup& group, const StagePlan& stage, Volumes* volumes) const {
         Json container;
         container["name"] = dns_name(group.is_numbered ? to_string(stage.kind) : stage.name);
         container["image"] = command_.image;
@@ -590,7 +487,7 @@ class KubernetesRenderer {
     const RenderCommand& command_;
     const PipelineSpec spec_;
     std::map<std::string, StageBudget> budgets_;
-    std::vector<Group> groups_;  // the front last
+    std::vector<PodGroup> groups_;  // the front last
     PipelinePlan plan_;
 };
 

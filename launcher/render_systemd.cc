@@ -12,6 +12,7 @@
 #include "common/base/cores.h"
 #include "launcher/hosts.h"
 #include "launcher/render.h"
+#include "launcher/settings_check.h"
 #include "launcher/stage_weights.h"
 
 namespace k3::launcher {
@@ -307,6 +308,7 @@ Result<std::vector<RenderedFile>> render_systemd(const RenderCommand& given, Pip
                 stage.settings.push_back(
                     {"session_dir", {fmt::format("/var/lib/k3pipe-{}/sessions", spec.name)}});
     ASSIGN_OR_RETURN(const PipelinePlan plan, make_plan(spec, run / ("k3pipe-" + spec.name), 0));
+    RETURN_IF_ERROR(check_settings(plan));
     return SystemdRenderer(command, spec, plan, budgets).run();
 }
 

@@ -102,6 +102,7 @@ json to_json(const RunRecord& record) {
             {"started_unix_s", record.started_unix_s},
             {"gateway", record.gateway},
             {"keys", record.keys},
+            {"keys_fingerprint", record.keys_fingerprint},
             {"stages", std::move(stages)}};
 }
 
@@ -119,6 +120,7 @@ Result<RunRecord> read_record(const fs::path& file) {
         record.started_unix_s = root.at("started_unix_s");
         record.gateway = root.at("gateway");
         record.keys = root.at("keys");
+        record.keys_fingerprint = root.value("keys_fingerprint", "");  // of an older launcher: none
         for (const json& item : root.at("stages")) {
             StageRecord stage;
             stage.kind = item.at("kind");

@@ -42,8 +42,9 @@ struct RunRecord {
     std::string file;
     std::string state;  // starting, ready, degraded, stopping
     std::int64_t started_unix_s = 0;
-    std::string gateway;  // its endpoint
-    std::string keys;     // path of its key file; empty: none
+    std::string gateway;           // its endpoint
+    std::string keys;              // path of its key file; empty: none
+    std::string keys_fingerprint;  // of what was in it at the start
     std::vector<StageRecord> stages;
 };
 

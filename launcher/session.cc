@@ -15,6 +15,7 @@
 #include "launcher/host_setup.h"
 #include "launcher/host_starter.h"
 #include "launcher/hosts.h"
+#include "launcher/settings_check.h"
 #include "launcher/slurm_placement.h"
 #include "launcher/slurm_remote.h"
 #include "launcher/ssh_remote.h"
@@ -149,6 +150,7 @@ Status Session::open_parts(const Options& options, PipelineSpec spec, const Even
     }
     // From here on a Ctrl-C waits until the supervisor reads it, so nothing is left half made.
     ASSIGN_OR_RETURN(signals_, StopSignals::take());
+    RETURN_IF_ERROR(check_settings(plan, signals_.fd()));
     ASSIGN_OR_RETURN(directory_, RunDirectory::acquire(base, name));
     for (const std::string& dead : sweep_dead_runs(base))
         events.normal(fmt::format("swept the run directory of {}, which is dead", dead));
@@ -161,6 +163,7 @@ Status Session::open_parts(const Options& options, PipelineSpec spec, const Even
     record_.started_unix_s = std::time(nullptr);
     record_.gateway = plan.gateway().endpoint;
     record_.keys = plan.keys.string();
+    if (keys_ != nullptr) record_.keys_fingerprint = keys_->fingerprint();
     record_.state = "starting";
     RETURN_IF_ERROR(directory_->write(record_));
     Janitor::Options janitor = {.run_directory = directory_->path(), .run_id = run_id_};

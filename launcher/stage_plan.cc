@@ -25,6 +25,8 @@ bool needs_model(ServiceKind kind) {
            kind == ServiceKind::trunk;
 }
 
+constexpr std::size_t kMaxPort = 65535;
+
 std::string flag_of(std::string name) {
     std::replace(name.begin(), name.end(), '_', '-');
     return "--" + name;
@@ -57,9 +59,15 @@ Result<std::string> listen_of(const PipelineSpec& spec, const StageSpec& stage, 
                               const fs::path& run_directory) {
     if (stage.attached()) return stage.endpoint;
     const bool across = is_called_across_boxes(spec, stage);
-    if (across && stage.listen.empty())
-        return tcp_endpoint(address_of(spec, stage),
-                            std::to_string(static_cast<std::size_t>(spec.port_base) + place));
+    if (across && stage.listen.empty()) {
+        const std::size_t port = static_cast<std::size_t>(spec.port_base) + place;
+        if (port <= kMaxPort) return tcp_endpoint(address_of(spec, stage), std::to_string(port));
+        return Error{ErrorCode::invalid_argument,
+                     fmt::format("{}:{}: {} is stage {} and would listen at port {}, and the last "
+                                 "one is {}",
+                                 spec.file.string(), stage.line, stage.name, place, port, kMaxPort),
+                     fmt::format("set port_base in [pipeline] to {} or less", kMaxPort - place)};
+    }
     std::string endpoint = stage.listen;
     if (endpoint.empty()) endpoint = "ipc://" + (run_directory / (stage.name + ".sock")).string();
     if (!endpoint.starts_with("ipc://")) return endpoint;
@@ -119,13 +127,7 @@ Result<fs::path> model_of(const PipelineSpec& spec, const StageSpec& stage) {
                                  stage.name),
                      "set model = \"DIRECTORY\" in [pipeline]"};
     if (host != nullptr) return model;  // its box is asked before anything starts (host_check.h)
-    std::error_code code;
-    if (!fs::is_directory(model, code))
-        return Error{ErrorCode::not_found,
-                     fmt::format("model directory {} of {} in {} {}", model.string(), stage.name,
-                                 spec.file.string(),
-                                 fs::exists(model, code) ? "is not a directory" : "does not exist"),
-                     "correct model in the pipeline file (relative paths start at its folder)"};
+    RETURN_IF_ERROR(model::check_model_directory(model));
     return model;
 }
 

@@ -51,7 +51,7 @@ Status read_settings(const TomlTable& reader, std::vector<ServiceSetting>* setti
         if (key == "keys")
             return reader.wrong(*node, fmt::format("{} keys is for the pipeline", reader.heading()),
                                 "write keys = \"FILE\" in [pipeline]: all stages share them");
-        if (key == "help" || key == "version" || key == "config")
+        if (key == "help" || key == "version" || key == "config" || key == "check")
             return reader.wrong(*node, fmt::format("{} {} is not a setting", reader.heading(), key),
                                 "settings of a stage stand in its table");
         ServiceSetting setting{key, {}};
@@ -60,18 +60,28 @@ Status read_settings(const TomlTable& reader, std::vector<ServiceSetting>* setti
         if (const auto* on = node->as_boolean()) {
             if (!on->get()) continue;  // false is the absence of a flag
         } else if (const auto* list = node->as_array()) {
+            if (list->empty())
+                return reader.wrong(*node,
+                                    fmt::format("{} {} is an empty list", reader.heading(), key),
+                                    "put something into it, or remove it");
             for (const toml::node& item : *list) {
                 ASSIGN_OR_RETURN(std::string value, setting_text(reader, key, item));
-                if (is_path) value = reader.resolve(value).string();
+                if (is_path && !value.empty()) value = reader.resolve(value).string();
                 setting.values.push_back(std::move(value));
             }
         } else {
             ASSIGN_OR_RETURN(std::string value, setting_text(reader, key, *node));
-            if (is_path) value = reader.resolve(value).string();
+            if (is_path && !value.empty()) value = reader.resolve(value).string();
             if (key == "share" && value.starts_with('@'))  // a placement file
                 value = "@" + reader.resolve(value.substr(1)).string();
             setting.values.push_back(std::move(value));
         }
+        // Only of session_dir does "" say something: that no session is kept.
+        const bool is_empty = std::any_of(setting.values.begin(), setting.values.end(),
+                                          [](const std::string& value) { return value.empty(); });
+        if (is_empty && key != "session_dir")
+            return reader.wrong(*node, fmt::format("{} {} is empty", reader.heading(), key),
+                                "give it a value, or remove it");
         settings->push_back(std::move(setting));
     }
     return Status::ok();
@@ -119,6 +129,12 @@ Status check_endpoint(const TomlTable& reader, const toml::table& table, std::st
         return reader.wrong(*table.get(key),
                             fmt::format("{} {}: {}", reader.heading(), key, parsed.error().message),
                             parsed.error().remedy);
+    if (parsed->kind == transport::Endpoint::Kind::ipc && !parsed->path.starts_with('/'))
+        return reader.wrong(*table.get(key),
+                            fmt::format("{} {} = '{}' is a socket in whatever folder a process "
+                                        "happens to run in",
+                                        reader.heading(), key, value),
+                            "write its path from the root: ipc:///folder/name.sock");
     if (parsed->port == "*" || parsed->port == "0")
         return reader.wrong(*table.get(key),
                             fmt::format("{} {} = '{}' names no port that others could be told",

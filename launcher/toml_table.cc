@@ -18,6 +18,9 @@ Status TomlTable::text(std::string_view key, std::string* value) {
     if (found == nullptr)
         return wrong(*node, fmt::format("{} {} must be a string", heading_, key),
                      "write it in quotes");
+    if (found->get().empty())
+        return wrong(*node, fmt::format("{} {} is empty", heading_, key),
+                     "give it a value, or remove it");
     *value = found->get();
     return Status::ok();
 }

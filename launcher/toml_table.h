@@ -23,6 +23,7 @@ class TomlTable {
     TomlTable(const std::filesystem::path& file, const toml::table& table, std::string heading)
         : file_(file), table_(table), heading_(std::move(heading)) {}
 
+    /// An empty one is hardly meant: refused.
     Status text(std::string_view key, std::string* value);
     /// Relative to the folder of the file.
     Status path(std::string_view key, std::filesystem::path* value);

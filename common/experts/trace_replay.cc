@@ -108,6 +108,11 @@ Result<RoutingTrace> read_trace(const std::filesystem::path& path) {
     if (file.bad())
         return Error{ErrorCode::io, fmt::format("cannot read {}", path.string()),
                      "check the disk it lies on"};
+    if (trace.visits.empty())
+        return Error{
+            ErrorCode::corrupt,
+            fmt::format("{} holds no routing: there is no line after its first", path.string()),
+            "record one with trace of [experts], and ask for some tokens meanwhile"};
     return trace;
 }
 

@@ -267,8 +267,19 @@ Result<ModelConfig> parse_config(std::string_view text, const std::string& where
     return config;
 }
 
+Status check_model_directory(const std::filesystem::path& directory) {
+    RETURN_IF_ERROR(storage::check_checkpoint_directory(directory));
+    // A link to nowhere is there, and opening it tells more.
+    std::error_code error;
+    const auto found = std::filesystem::symlink_status(directory / "config.json", error);
+    if (found.type() != std::filesystem::file_type::not_found) return Status::ok();
+    return Error{ErrorCode::not_found,
+                 "checkpoint directory " + directory.string() + " has no config.json",
+                 storage::kNameCheckpoint};
+}
+
 Result<ModelConfig> load_config(const std::filesystem::path& checkpoint_directory) {
-    RETURN_IF_ERROR(storage::check_checkpoint_directory(checkpoint_directory));
+    RETURN_IF_ERROR(check_model_directory(checkpoint_directory));
     const std::filesystem::path path = checkpoint_directory / "config.json";
     ASSIGN_OR_RETURN(std::string text, storage::read_text_file(path, kMaxConfigBytes));
     ASSIGN_OR_RETURN(ModelConfig config, parse_config(text, path.string()));

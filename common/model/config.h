@@ -99,6 +99,10 @@ struct ModelConfig {
     }
 };
 
+/// Errors: not_found, in the same words wherever a checkpoint is named: nothing there, no
+/// directory, or one without config.json.
+Status check_model_directory(const std::filesystem::path& directory);
+
 /// Errors: not_found, io, corrupt (not JSON), incompatible (absent fields, all named together with
 /// the file; a field of the wrong type; a checked field with another value, both named; fields
 /// that contradict each other, e.g. a layer that is both KDA and MLA or neither).

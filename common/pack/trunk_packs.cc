@@ -54,14 +54,17 @@ Result<TrunkPacks> TrunkPacks::of(std::vector<std::shared_ptr<const Pack>> parts
                          kNameAll};
         place = part;
     }
+    std::vector<std::string> missing;
     for (std::uint32_t i = 0; i < packs.n_parts(); ++i)
         if (packs.parts_[i] == nullptr)
-            return Error{ErrorCode::not_found,
-                         fmt::format("{} is part {}/{} of a pack, and part {}/{} is missing",
-                                     first.path().string(), first.part().index, first.part().count,
-                                     i, first.part().count),
-                         kNameAll};
-    return packs;
+            missing.push_back(fmt::format("{}/{}", i, first.part().count));
+    if (missing.empty()) return packs;
+    return Error{
+        ErrorCode::not_found,
+        fmt::format("{} is part {}/{} of a pack, and part{} {} {} missing", first.path().string(),
+                    first.part().index, first.part().count, missing.size() == 1 ? "" : "s",
+                    fmt::join(missing, ", "), missing.size() == 1 ? "is" : "are"),
+        kNameAll};
 }
 
 std::string TrunkPacks::name() const {

@@ -49,8 +49,9 @@ Status check_checkpoint_directory(const std::filesystem::path& directory) {
     if (found.type() == std::filesystem::file_type::not_found) what = "does not exist";
     if (found.type() == std::filesystem::file_type::none)
         return system_error(error.value(), "inspect", directory);
-    return Error{ErrorCode::not_found, fmt::format("{} {}", directory.string(), what),
-                 "give the directory that holds config.json and model.safetensors.index.json"};
+    return Error{ErrorCode::not_found,
+                 fmt::format("checkpoint directory {} {}", directory.string(), what),
+                 kNameCheckpoint};
 }
 
 Status read_exactly(int fd, std::uint64_t offset, std::span<std::byte> dst,

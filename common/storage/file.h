@@ -25,6 +25,9 @@ Result<OpenFile> open_regular(const std::filesystem::path& path);
 
 /// Errors: not_found (nothing there, or not a directory), with what belongs there as the remedy.
 Status check_checkpoint_directory(const std::filesystem::path& directory);
+/// That remedy.
+inline constexpr const char* kNameCheckpoint =
+    "name the directory that holds config.json and model.safetensors.index.json";
 
 /// pread until `dst` is full. Any thread. `path` only appears in errors.
 /// Errors: corrupt (the file ends early: offset, wanted, got), io.

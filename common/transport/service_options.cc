@@ -98,6 +98,8 @@ void add_service_settings(Settings& settings, ServiceOptions& options) {
     settings.add_flag("insecure", &options.insecure,
                       "allow a tcp address that other boxes can reach without keys: everyone there "
                       "may use this service");
+    settings.add_flag("check", &options.check,
+                      "read the settings, say what is wrong with them, and end");
 }
 
 std::size_t max_frame_bytes(std::int64_t max_rows) noexcept {
@@ -118,6 +120,10 @@ Status begin_service(ServiceOptions& options) {
     }
     // A launcher does this itself. Of services that nobody or another manager starts, those of this
     // run that were killed have left theirs.
+    if (options.check) {
+        if (auto wrong = refusal(options)) return *std::move(wrong);
+        return keep_to_cores(options.cores);
+    }
     if (options.lifeline_fd < 0) sweep_dead_segments(options.run());
     return keep_to_cores(options.cores);
 }

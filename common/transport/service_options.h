@@ -22,6 +22,7 @@ struct ServiceOptions {
     std::int64_t lifeline_fd = -1;
     std::string keys;  // key file; empty: none
     bool insecure = false;
+    bool check = false;                           // only look at the settings, and end
     std::shared_ptr<const CurveKeys> curve_keys;  // read from it by begin_service()
 
     std::uint64_t run() const noexcept;

@@ -138,6 +138,10 @@ int main(int argc, char** argv) {
 
     if (auto begun = k3::transport::begin_service(settings.service); !begun.has_value())
         return k3::transport::fail(begun.error(), nullptr);
+    if (settings.service.check) {
+        const k3::Status isa = k3::kernels::check_isa();
+        return isa.has_value() ? k3::kExitOk : k3::transport::fail(isa.error(), nullptr);
+    }
     k3::kernels::set_threads(static_cast<int>(settings.threads));
     k3::transport::install_stop_signals();
     auto options = settings.service.server(k3::msg::ServiceKind::experts);

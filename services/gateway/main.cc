@@ -62,6 +62,7 @@ int main(int argc, char** argv) {
 
     if (auto begun = k3::transport::begin_service(settings.service); !begun.has_value())
         return k3::transport::fail(begun.error(), nullptr);
+    if (settings.service.check) return k3::kExitOk;
     settings.gateway.stages.keys = settings.service.curve_keys;
     k3::telemetry::Counters counters;
     k3::transport::install_stop_signals();

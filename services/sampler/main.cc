@@ -34,6 +34,7 @@ int main(int argc, char** argv) {
 
     if (auto begun = k3::transport::begin_service(options); !begun.has_value())
         return k3::transport::fail(begun.error(), nullptr);
+    if (options.check) return k3::kExitOk;
     k3::sampler::Service service(static_cast<std::uint32_t>(max_rows));
     k3::transport::install_stop_signals();
     auto server_options = options.server(k3::msg::ServiceKind::sampler);

@@ -35,6 +35,7 @@ int main(int argc, char** argv) {
 
     if (auto begun = k3::transport::begin_service(options); !begun.has_value())
         return k3::transport::fail(begun.error(), nullptr);
+    if (options.check) return k3::kExitOk;
     k3::transport::install_stop_signals();
     auto server = k3::transport::Server::create(options.server(k3::msg::ServiceKind::tokenizer));
     if (!server.has_value()) return k3::transport::fail(server.error(), nullptr);

@@ -274,10 +274,15 @@ Status open_weights(const TrunkSettings& settings, Parts& parts) {
     return Status::ok();
 }
 
-Status build(const TrunkSettings& settings, transport::Server& server, Parts& parts) {
+/// What can be wrong with them before the model is looked at.
+Status check_settings(const TrunkSettings& settings) {
     RETURN_IF_ERROR(kernels::check_isa());
+    return SessionDirectory::check_place(settings.session_dir);
+}
+
+Status build(const TrunkSettings& settings, transport::Server& server, Parts& parts) {
+    RETURN_IF_ERROR(check_settings(settings));
     kernels::set_threads(static_cast<int>(settings.threads));
-    RETURN_IF_ERROR(SessionDirectory::check_place(settings.session_dir));
     RETURN_IF_ERROR(open_weights(settings, parts));
     parts.model.config.mla.lora_norm_eps = static_cast<float>(settings.mla_norm_eps);
     parts.model.config.mla.cache =
@@ -398,5 +403,9 @@ int main(int argc, char** argv) {
     if (*action == k3::Settings::Action::exit) return k3::kExitOk;
     if (auto begun = k3::transport::begin_service(settings.service); !begun.has_value())
         return k3::transport::fail(begun.error(), nullptr);
+    if (settings.service.check) {
+        const k3::Status checked = k3::trunk::check_settings(settings);
+        return checked.has_value() ? k3::kExitOk : k3::transport::fail(checked.error(), nullptr);
+    }
     return k3::trunk::run(settings);
 }

@@ -22,10 +22,12 @@ Status check_token(const model::ModelConfig& config, std::size_t row, const msg:
                          ", the vocabulary ends at " + std::to_string(config.vocab_size - 1),
                      "use the tokenizer of the same checkpoint"};
     if (from.token == config.media_placeholder_id)
-        return Error{ErrorCode::unsupported,
-                     row_name(row, from) + " has token " + std::to_string(from.token) +
-                         ", the placeholder of an image, and this pipeline reads text only",
-                     "remove the image from the prompt"};
+        return Error{
+            ErrorCode::unsupported,
+            row_name(row, from) + " has token " + std::to_string(from.token) +
+                ", the placeholder of an image, and this pipeline reads text only",
+            "take the image out of the prompt; if the model has chosen that token itself, ask with "
+            "another seed, temperature or prompt"};
     return Status::ok();
 }
 

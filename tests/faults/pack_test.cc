@@ -77,6 +77,8 @@ TEST_CASE("a pack of something else is refused at start, with names and numbers"
                           demo_model_dir());
     check_refused_trunk(world, packs.trunk_part("1/2"), 3,
                         {"is part 1/2 of a pack, and part 0/2 is missing"});
+    check_refused_trunk(world, packs.trunk_part("1/3"), 3,
+                        {"is part 1/3 of a pack, and parts 0/3, 2/3 are missing"});
     check_refused_experts(world, "/nonexistent/pack", 3, {"/nonexistent/pack"});
     // Only a config, and another one.
     TempDir other;

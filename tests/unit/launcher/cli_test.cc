@@ -228,7 +228,7 @@ TEST_CASE("a placement and a simulation take their figures") {
     CHECK(placement.trace == "t.csv");
     CHECK(placement.out == "p");
     CHECK(placement.shape_given);
-    CHECK(refusal({"placement", "--replicas", "65"}).find("from 0 to 64") != std::string::npos);
+    CHECK(refusal({"placement", "--replicas", "65"}).find("from 1 to 64") != std::string::npos);
 
     parsed = parse({"plan", "--simulate", "t.csv", "--rows", "16", "--boxes", "4", "--link-rate",
                     "1.2GB", "--round-trip-us", "100"});

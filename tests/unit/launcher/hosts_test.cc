@@ -101,7 +101,7 @@ TEST_CASE("what cannot be on another box is refused with the line and what to do
                    "has an endpoint"));
     CHECK(contains(refusal("[hosts.b]\nmodel = 'm'\n"), "is not an absolute path"));
     CHECK(contains(refusal("[hosts.b]\nadress = 'x'\n"), "did you mean"));
-    CHECK(contains(refusal("", "ssh = ''\n"), "[pipeline] ssh: it is empty"));
+    CHECK(contains(refusal("", "ssh = ''\n"), "[pipeline] ssh is empty"));
 }
 
 TEST_CASE("who is called across boxes binds tcp, and nobody else does") {

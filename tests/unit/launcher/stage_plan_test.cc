@@ -190,7 +190,7 @@ TEST_CASE("what cannot be started is refused before anything is") {
         auto plan = make_plan(spec, "/run/p", 1);
         REQUIRE_FALSE(plan.has_value());
         CHECK(test::contains(plan.error().message,
-                             "/nonexistent/model of tokenizer in /f/p.toml does not"));
+                             "checkpoint directory /nonexistent/model does not exist"));
         CHECK(exit_code(plan.error().code) == kExitModel);
     }
     SUBCASE("a socket path that the system cannot take") {
