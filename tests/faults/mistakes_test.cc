@@ -238,6 +238,7 @@ TEST_CASE("status tells a stage between two processes, and keys that are not the
                                  .name = "sampler",
                                  .endpoint = socket,
                                  .host = "",
+                                 .client = "",
                                  .state = "backing off",
                                  .detail = ""});
         REQUIRE((*directory)->write(record).has_value());
