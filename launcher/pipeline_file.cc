@@ -207,11 +207,12 @@ Status read_hosts(const toml::table& root, PipelineSpec* spec) {
             spec->hosts.push_back(std::move(host));
         }
     }
+    const bool is_dealt = root.contains("slurm");  // nodes are given their stages later
     std::vector<std::string> used;
     for (const StageSpec& stage : spec->stages)
         if (!stage.host.empty()) used.push_back(stage.host);
     for (const HostSpec& host : spec->hosts)
-        if (std::find(used.begin(), used.end(), host.name) == used.end())
+        if (!is_dealt && std::find(used.begin(), used.end(), host.name) == used.end())
             return Error{ErrorCode::invalid_argument,
                          fmt::format("{}:{}: no stage has host = '{}'", spec->file.string(),
                                      host.line, host.name),

@@ -189,7 +189,9 @@ Status Session::open_parts(const Options& options, PipelineSpec spec, const Even
                                                     .host_stage = std::move(hosts.host_stage),
                                                     .pipeline = name,
                                                     .run_id = run_id_,
-                                                    .keys = keys_});
+                                                    .keys = keys_,
+                                                    .placement = plan.placement,
+                                                    .placement_text = std::move(placement)});
     announce(plan, events);
     SupervisorOptions supervise;
     supervise.start_timeout_ms = spec.start_timeout_s * 1000;

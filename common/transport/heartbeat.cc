@@ -25,6 +25,7 @@ constexpr std::int64_t kLongestPauseMs = 200;  // a restarted process is met thi
 // A connection that is refused ends at once; one to which nothing comes back, when ZeroMQ gives up.
 constexpr std::int64_t kSilentDoorMs = 700;
 constexpr std::int64_t kDoubtfulMs = 50;  // between looks at a peer that is silent
+constexpr std::int64_t kAgainMs = 50;  // after an attempt that has ended early for the first time
 constexpr std::int64_t kSecondMs = 2000;  // how long a second connection may take to answer
 constexpr std::int64_t kLongestSecondPauseMs = 10'000;
 constexpr std::int64_t kMostOwnDelayMs = 100;  // of this thread, that counts as silence of peers
@@ -130,6 +131,7 @@ Clock::time_point Heartbeat::tend(Peer& peer, Clock::time_point now) {
     tend_link(peer, now);
     tend_second(peer, now);
     Clock::time_point next = peer.link ? peer.next_ping : peer.next_open;
+    if (peer.link && !peer.link->is_connected()) next = now + milliseconds(kDoubtfulMs);
     if (peer.link) {
         const Clock::time_point doubted = peer.heard_at + milliseconds(options_.doubt_ms);
         next = std::min(next, std::max(now + milliseconds(kDoubtfulMs), doubted));
@@ -149,8 +151,13 @@ void Heartbeat::tend_link(Peer& peer, Clock::time_point now) {
     peer.link->look();
     bool has_answered = false;
     listen(peer, *peer.link, has_answered);
-    if (has_answered) peer.second.reset();
+    if (has_answered) {
+        peer.second.reset();
+        peer.next_second = now;  // the pauses of an earlier silence are over
+    }
     if (peer.link->ended().empty()) {
+        if (!peer.link->is_connected() && ms_between(peer.opened_at, now) >= kSilentDoorMs)
+            set_door(peer, Vitals::Door::silent, peer.opened_at);
         if (now < peer.next_ping || !peer.link->is_connected()) return;
         ping(*peer.link);
         peer.next_ping = now + milliseconds(options_.ping_ms);
@@ -190,6 +197,7 @@ void Heartbeat::tend_second(Peer& peer, Clock::time_point now) {
     listen(peer, *peer.second, has_answered);
     if (has_answered) {
         peer.link = std::move(peer.second);
+        peer.next_second = now;
         peer.opened_at = now;
         peer.n_ended = 0;
         return;
@@ -204,7 +212,8 @@ void Heartbeat::tend_second(Peer& peer, Clock::time_point now) {
         set_door(peer, Vitals::Door::refuses, peer.second_opened_at);
     if (!has_ended && age_ms < kSecondMs) return;
     peer.second.reset();
-    peer.next_second = now + milliseconds(back_off_ms(4 + peer.n_ended++, kLongestSecondPauseMs));
+    const std::int64_t pause_ms = back_off_ms(4 + peer.n_ended++, kLongestSecondPauseMs);
+    peer.next_second = now + milliseconds(peer.n_refusals == 1 ? kAgainMs : pause_ms);
 }
 
 void Heartbeat::listen(Peer& peer, ZmqLink& link, bool& has_answered) {
@@ -261,6 +270,10 @@ void Heartbeat::take_foreign(Peer& peer) {
 }
 
 void Heartbeat::set_door(Peer& peer, Vitals::Door door, Clock::time_point begun) {
+    // Once is not enough: an attempt fails as early when the system just then gives up looking for
+    // the box's hardware address. It looks for seconds, so the next attempt tells.
+    peer.n_refusals = door == Vitals::Door::refuses ? peer.n_refusals + 1 : 0;
+    if (peer.n_refusals == 1) return;
     std::lock_guard lock(mutex_);
     peer.vitals.door_at = begun;
     if (std::exchange(peer.vitals.door, door) != door) tell_locked();

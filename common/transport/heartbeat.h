@@ -82,6 +82,7 @@ class Heartbeat {
         Clock::time_point next_second;  // likewise
         Clock::time_point next_ping;
         int n_ended = 0;         // connections in a row that ended without an answer
+        int n_refusals = 0;      // attempts in a row that met nobody
         std::uint64_t work = 0;  // as it last said
         // Under the mutex.
         Vitals vitals;

@@ -298,6 +298,8 @@ std::optional<Error> ExpertServers::verdict(std::size_t server, const Waiting& c
     const std::int64_t silent_ms = peers_[server].channel->silent_ms();
     if (silent_ms >= patience_ms) {
         n_silent_.fetch_add(1, std::memory_order_relaxed);
+        if (vitals.instance == 0 || vitals.silent_ms >= kAliveMs)
+            return describe_silence(name, silent_ms, vitals.door);
         return Error{ErrorCode::unavailable,
                      name + " answers, but nothing has come through the connection of " +
                          call.what + " for " + seconds(silent_ms),
