@@ -36,7 +36,7 @@ class GatewayClient {
 
     std::uint64_t submit(const msg::Submit& submit);
     /// Until the last reply, or an error of this side after `ms`.
-    Generation collect(std::uint64_t call_id, std::int64_t ms = 20000);
+    Generation collect(std::uint64_t call_id, std::int64_t ms = 60000);
     /// `until` is asked after each event; true leaves the rest for a later collect_more().
     void collect_more(std::uint64_t call_id, Generation& into, std::int64_t ms,
                       const std::function<bool(const Generation&)>& until = nullptr);
